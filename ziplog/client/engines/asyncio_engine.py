@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 #: Number of messages per iteration of the loop.
 _BATCH: Final = 256
+#: Fewer inserts are not sent before the other tasks run.
+_LEAST_HALF: Final = 16
 #: Maximum number of pending futures, and of their bytes.
 _MAX_FUTURES: Final = 65_536
 _MAX_FUTURE_BYTES: Final = 64 * 1024 * 1024
@@ -70,6 +72,8 @@ class AsyncioEngine:
         #: Number of results in this step, and whether the last step did not end its batch.
         self._completed = 0
         self._is_end_late = False
+        #: If so many inserts are gathered while the end is late, they are sent.
+        self._half = NEVER
         self._is_closed = False
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
@@ -125,6 +129,8 @@ class AsyncioEngine:
             self._gathered.append((number, request))
             self._futures[number] = future
             _BUSY.add(self)
+            if len(self._gathered) >= self._half:
+                self.shielded(self._send_half)
             return number, future
         is_shielded = self._is_main and SHIELD.enter(self)
         try:
@@ -140,6 +146,12 @@ class AsyncioEngine:
             if is_shielded:
                 SHIELD.leave(self)
         return number, future
+
+    def _send_half(self) -> None:
+        """Send the gathered inserts: the servers place them while the other tasks run."""
+        self._half = NEVER
+        self._submit_gathered()
+        self.engine.end_batch()
 
     def _submit_gathered(self) -> None:
         """Submit the gathered inserts in the order of their calls, without the cancelled ones."""
@@ -320,9 +332,12 @@ class AsyncioEngine:
             engine.handle(*received)
         # The tasks of several results run next: the batch ends after their inserts.
         self._is_end_late = self._completed > 1 and not self._is_end_late
-        self._completed = 0
-        if not self._is_end_late:
+        if self._is_end_late:
+            self._half = max((self._completed + len(self._futures)) // 2, _LEAST_HALF)
+        else:
+            self._half = NEVER
             engine.end_batch()
+        self._completed = 0
         if self._is_end_late or engine.transport.ready():
             self._poll_soon()
         self._set_timer()

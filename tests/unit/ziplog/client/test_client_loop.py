@@ -251,6 +251,33 @@ def test_a_batch_with_several_results_ends_after_the_next_inserts_of_their_tasks
     run(body)
 
 
+def test_half_of_the_inserts_are_sent_while_the_other_tasks_run() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        seen: list[int] = []
+        engine.end_batch = lambda: seen.append(len(engine.submitted))  # type: ignore[method-assign]
+
+        async def insert(times: int) -> None:
+            for _ in range(times):
+                await driver.call(INSERT)
+
+        tasks = [asyncio.create_task(insert(3)) for _ in range(40)]
+        await rounds()
+        seen.clear()
+        engine.arrive(*range(1, 41))
+        await rounds(10)
+        assert seen == [60, 80]
+        seen.clear()
+        engine.arrive(*range(41, 61))
+        await rounds(10)
+        assert seen == [100, 100], "20 are half of all: the other 20 are in flight"
+        for first in (61, 81, 101):
+            engine.arrive(*range(first, first + 20))
+            await rounds(10)
+        await asyncio.gather(*tasks)
+
+    run(body)
+
+
 def test_a_batch_ends_at_the_latest_one_iteration_after_its_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -200,8 +200,8 @@ class ShardWindow:
     __slots__ = (
         "answered_up_to", "avoid_until", "bytes", "highest_gsns", "inflight",
         "is_blocked_by_view_change", "lost_gsns", "next_seq", "no_space", "probe_at", "progress_at",
-        "queue", "reported", "retransmit_timeout", "route", "shard", "since", "single_records",
-        "single_units", "singles",
+        "queue", "reported", "retransmit_timeout", "route", "shard", "since", "single_units",
+        "singles",
     )  # fmt: skip
 
     def __init__(self, shard: int, since: int, timeout: RetransmitTimeout) -> None:
@@ -217,11 +217,9 @@ class ShardWindow:
         self.bytes = 0
         #: Calls with unsent units; the client sends their units in turn.
         self.queue: deque[InsertCall] = deque()
-        #: Single inserts that wait to share a unit.
+        #: Single inserts that wait to share a unit, and number of units of such inserts in flight.
         self.singles: deque[InsertCall] = deque()
-        #: Number of units of single inserts in flight, and of their records.
         self.single_units = 0
-        self.single_records = 0
         #: Some calls may be blocked by a view change; these are not in the queue.
         self.is_blocked_by_view_change = False
         self.retransmit_timeout = timeout
@@ -304,7 +302,6 @@ class ShardWindow:
         """Count a unit of single inserts that was sent."""
         unit.is_of_singles = True
         self.single_units += 1
-        self.single_records += unit.message.count
 
     def note_placed(self, view: int, last: int) -> None:
         """Note the last gsn of a placed unit."""
@@ -367,9 +364,7 @@ class ShardWindow:
         """Remove a unit after its outcome is known."""
         del self.inflight[unit.message.seq]
         self.bytes -= len(unit.message.body)
-        if unit.is_of_singles:
-            self.single_units -= 1
-            self.single_records -= unit.message.count
+        self.single_units -= unit.is_of_singles
 
     def units_of_older_views(self, view: int) -> dict[InsertCall, list[InflightUnit]]:
         """Return the units of pending calls that were sent in another view than this one."""
@@ -390,8 +385,7 @@ class ShardWindow:
         assert all(map(lt, seqs, seqs[1:])), "seqs are out of order"
         assert self.next_seq - self.first_incomplete <= max_units, "servers would refuse this"
         assert self.bytes == sum(len(unit.message.body) for unit in self.inflight.values())
-        singles = [unit.message.count for unit in self.inflight.values() if unit.is_of_singles]
-        assert (self.single_units, self.single_records) == (len(singles), sum(singles))
+        assert self.single_units == sum(unit.is_of_singles for unit in self.inflight.values())
         for unit in self.inflight.values():
             assert all(ack.view == unit.message.view for ack in unit.acks.values())
             assert not unit.acks.keys() & unit.redirects, "a replica refused and acked a unit"

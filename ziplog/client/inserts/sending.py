@@ -3,7 +3,7 @@
 Calls with many records take turns, a unit each. Single inserts share units: the first is sent at
 once. Those that come while it is in flight, appends, and those that come in the same batch as the
 acks of such a unit wait for the end of the batch. They wait longer while two such units are in
-flight, or while they are few beside the records in flight.
+flight.
 
 See docs/protocol.md, section 4.
 """
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 #: fewer than the maximum, at the end of the batch.
 IMMEDIATE_SINGLE_UNITS: Final = 1
 MAX_SINGLE_UNITS: Final = 2
-#: A further unit of single inserts has at least this share of the records in flight.
-LEAST_SHARE: Final = 0.5
 
 
 class Sender:
@@ -106,7 +104,7 @@ class Sender:
         route = self._routing.route(window.shard)
         if route is None or route.is_unavailable:
             return
-        while window.singles and _has_turn(window) and self._has_room(window):
+        while window.singles and window.single_units < MAX_SINGLE_UNITS and self._has_room(window):
             unit = self._launch(window, pop_unit(window.singles), route)
             window.count_as_single(unit)
         if not window.singles:
@@ -138,18 +136,6 @@ class Sender:
     def check(self, window: ShardWindow) -> None:
         """Assert that waiting single inserts are sent at the end of a batch."""
         assert not window.singles or self._grouping[window.shard] is window
-
-
-def _has_turn(window: ShardWindow) -> bool:
-    """Whether a further unit of single inserts may be sent, and would not be a small one.
-
-    A unit costs the servers about as much with one record as with many. If a small one follows a
-    large one, its caller has the next small one before the large one has its acks.
-    """
-    return (
-        window.single_units < MAX_SINGLE_UNITS
-        and len(window.singles) >= LEAST_SHARE * window.single_records
-    )
 
 
 def _track(

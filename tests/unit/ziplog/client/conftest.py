@@ -18,5 +18,4 @@ def _no_groups() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sending, "IMMEDIATE_SINGLE_UNITS", 1 << 30)
         patch.setattr(sending, "MAX_SINGLE_UNITS", 1 << 30)
-        patch.setattr(sending, "LEAST_SHARE", 0)
         yield

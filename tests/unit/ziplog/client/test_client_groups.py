@@ -50,7 +50,6 @@ def _groups(_no_groups: None) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sending, "IMMEDIATE_SINGLE_UNITS", 1)
         patch.setattr(sending, "MAX_SINGLE_UNITS", 2)
-        patch.setattr(sending, "LEAST_SHARE", 0.5)
         yield
 
 
@@ -103,27 +102,6 @@ def test_inserts_wait_while_two_units_are_in_flight_and_then_share_one() -> None
         [RecordId(gsn, 0)] for gsn in (2, 4, 6, 8, 10, 12)
     ]
     assert harness.core.counters.inserts == harness.core.counters.fast_path == 6
-
-
-def test_few_inserts_wait_while_many_are_in_flight() -> None:
-    harness = connected()
-    _, eight = group_of(harness, *(b"%d" % number for number in range(8)))
-    for number in range(3):
-        harness.insert(b"few %d" % number)
-        harness.step(BatchEnd())
-    assert not sent(harness), "3 are less than half of 8"
-    harness.insert(b"few 3")
-    harness.step(BatchEnd())
-    (four,) = sent(harness)
-    assert four.count == 4
-    harness.insert(b"last")
-    harness.step(BatchEnd())
-    place(harness, eight, *range(4, 20, 2))
-    harness.step(BatchEnd())
-    assert not sent(harness), "1 is less than half of 4"
-    place(harness, four, 20, 22, 24, 26)
-    harness.step(BatchEnd())
-    assert [payloads(each) for each in sent(harness)] == [[b"last"]]
 
 
 def test_inserts_in_the_batch_of_a_placed_group_wait_for_its_end() -> None:

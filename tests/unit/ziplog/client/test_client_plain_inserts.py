@@ -36,7 +36,6 @@ def _groups(_no_groups: None) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sending, "IMMEDIATE_SINGLE_UNITS", 1)
         patch.setattr(sending, "MAX_SINGLE_UNITS", 2)
-        patch.setattr(sending, "LEAST_SHARE", 0.5)
         yield
 
 

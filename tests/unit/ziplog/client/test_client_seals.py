@@ -160,7 +160,6 @@ def test_inserts_and_appends_share_units_and_not_their_ends(
 ) -> None:
     monkeypatch.setattr(sending, "IMMEDIATE_SINGLE_UNITS", 1)
     monkeypatch.setattr(sending, "MAX_SINGLE_UNITS", 2)
-    monkeypatch.setattr(sending, "LEAST_SHARE", 0.5)
     harness = following()
     first, plain, sealed = harness.insert(b"a"), harness.insert(b"b"), harness.append(b"c")
     alone, group = (message for _, message in harness.take(wire.Insert)[::2])

@@ -265,6 +265,9 @@ class BlockingEngine:
                 handle(*received)
                 left -= 1
                 received = receive() if left and not ticket.done else None
+        if engine.core.is_batch_open:
+            # The next driver may be late: a callback of this thread runs, and inserts wait.
+            engine.end_batch()
 
     def _run_handlers(self) -> None:
         """Run signal handlers, which may call this client, or close it."""

@@ -247,7 +247,7 @@ class Inserts:
         """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
         self._context.counters.protocol_errors += 1
         window.retire(unit)
-        for call in unit.calls:
+        for call in unit.call.dissolve() if isinstance(unit.call, InsertGroup) else unit.calls:
             self._fail(call, ProtocolError(what))
         self.sender.fill(window)
 

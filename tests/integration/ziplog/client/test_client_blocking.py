@@ -272,6 +272,20 @@ def test_a_futures_callback_may_use_the_client(log: ziplog.Log) -> None:
     assert done.result(10).gsn > 0
 
 
+def test_a_callback_that_waits_holds_up_no_insert(log: ziplog.Log, cluster: ServedCluster) -> None:
+    """Its thread is the one that sends inserts without a blocking call."""
+    sent: Future[None] = Future()
+
+    def insert_and_wait(_: Future[RecordId]) -> None:
+        log.insert_nowait(b"next")
+        cluster.wait_for_inserts(b"next", 2)
+        sent.set_result(None)
+
+    futures = [log.insert_nowait(b"%d" % number) for number in range(60)]
+    futures[-1].add_done_callback(insert_and_wait)
+    sent.result(10)
+
+
 def test_leaving_the_with_block_flushes(cluster: ServedCluster) -> None:
     with ziplog.connect(cluster.endpoint) as log:
         future = log.insert_nowait(b"x")

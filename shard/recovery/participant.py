@@ -221,7 +221,7 @@ class RecoveryParticipant:
         # The entries of a failed attempt were not decided.
         self._decided_end = watermark_at(state.store, state.store.last_of(message.view)).end
         self._rolled_forward = 0
-        for unit in [unit for unit in promised if not unit.confirmed]:
+        for unit in [unit for unit in promised if self._is_undecided(unit)]:
             gsns = unit.gsns
             assert gsns is not None, "a promise has slots"
             session = state.sessions.by_client[unit.client]
@@ -245,6 +245,11 @@ class RecoveryParticipant:
         if stream.end < message.limit:
             state.record(Skip(stream.end, message.limit), view)
         state.sessions.drop_undecided()
+
+    def _is_undecided(self, unit: HeldUnit) -> bool:
+        """Whether a promised unit is undecided in this view: joining a view drops former units."""
+        session = self._state.sessions.by_client.get(unit.client)
+        return session is not None and session.units.get(unit.seq) is unit and not unit.confirmed
 
     def on_persisted(self) -> None:
         """Send the promise, if its entries are on disk now."""

@@ -454,3 +454,18 @@ def test_readers_stay_at_a_server_without_a_failure_handler() -> None:
     world = start(handlers=())
     send(world, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 5, 1, 1 << 20), BACKUP)
     assert renewals_refused(world, 32) == []
+
+
+# --- what a server promised in a former view ---
+
+
+def test_a_guess_of_a_former_view_is_no_promise_of_the_view_that_a_server_joined() -> None:
+    """A peer's beat of a later view freezes the server before it is up in this one."""
+    world = start()
+    send(world, insert(1), BACKUP)
+    assert [server for _, server, _ in acks(world)] == [1], "it is a guess"
+    order(world, decision(promise(world, PRIMARY)), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    send(world, wire.Beat(CLUSTER, 0, 3, 0, 77, "joined"), BACKUP)
+    assert replica(world, BACKUP)._state.state == "frozen"
+    assert promise(world, BACKUP, recovery=4, view=2).rolled_forward == 0

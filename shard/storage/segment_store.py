@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 MIB: Final = 1024 * 1024
 #: A bulk reader has a segment sealed early if it has 1/8 of the full segment size.
 _MIN_SEALED_PART: Final = 8
-#: Most entries of a run: it is one write, with two buffers for each entry.
-_MAX_RUN: Final = MAX_BUFFERS // 2
+#: Most entries of a run: it is one write, with up to three buffers for each entry.
+_MAX_RUN: Final = MAX_BUFFERS // 3
 
 
 class _Part(NamedTuple):

@@ -42,9 +42,9 @@ from ziplog.runtime.paused import PausedConnections
 from ziplog.runtime.resolver import Resolver
 from ziplog.runtime.transport_counters import TransportCounters
 
-#: The buffer that every connection is read into, and the reads of one connection in a row.
-_READ_BYTES: Final = 256 * 1024
-_MAX_READS: Final = 4
+#: Two of a client's largest units fit: a frame that a read cuts off is copied twice more.
+_READ_BYTES: Final = 576 * 1024
+_MAX_READS: Final = 2  # of one connection in a row
 #: Events of a connection whose input ends.
 _ENDING: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 #: Frames up to this size are sent with one copy; longer ones are queued without.

@@ -41,6 +41,13 @@ _STEP: Final = struct.Struct("<8xI12xQ12x")
 _KIND_BITS: Final = 8
 _MAX_LAG: Final = (1 << 24) - 1
 
+#: MessagePack's nil, and the type and length of a byte string of 64 KiB or more.
+_NIL: Final = b"\xc0"
+_LONG_BYTES: Final = struct.Struct(">BI")
+_BIN_32: Final = 0xC6
+#: Units with a body of this size are stored without a copy of it.
+_UNCOPIED_BYTES: Final = 1 << 16
+
 PLACE, SKIP, EXPIRE, MARK, TABLE = 1, 2, 3, 4, 5
 #: The kind of bytes that are not an entry.
 DAMAGED: Final = 0
@@ -135,34 +142,49 @@ def encode_run(
         record: the last record before these entries.
 
     Returns:
-        The header and the body of each entry, and the facts about each entry.
+        The header and the body of each entry, the body in one piece or two, and the facts about
+        each entry.
 
     """
     buffers: list[bytes] = []
     found: list[Facts] = []
+    pieces: tuple[bytes, ...]
     # A server does this for each insert: the loop looks up little, and calls only what it must.
     to_bytes, pack_facts, pack_guard, checksum = _encoder.encode, _FACTS.pack, _GUARD.pack, crc32c
     view, flushed_before = entries[0].view, flushed - 1
     for number, entry in enumerate(entries, place):
         if (limit <= 0 or entry.fseq != number or entry.view != view) and found:
             break
-        decision = entry.decision
+        decision, unit = entry.decision, None
         if type(decision) is Place:
             gsns = decision.gsns
             kind, first, last = PLACE, gsns[0], gsns[-1]
-            record = last
+            record, unit = last, decision.body
         else:
             kind, first, own_last, _ = positions(entry)
             last = own_last or last
-        body = to_bytes(entry)
-        length, lag = len(body), number - flushed_before
+        if unit is None or len(unit) < _UNCOPIED_BYTES:
+            body = to_bytes(entry)
+            length, crc, pieces = len(body), checksum(body), (body,)
+        else:
+            start = _before_unit(entry, len(unit))
+            length, crc = len(start) + len(unit), checksum(unit, checksum(start))
+            pieces = (start, unit)
+        lag = number - flushed_before
         kind_and_lag = kind | lag << _KIND_BITS if lag <= _MAX_LAG else kind
-        facts = pack_facts(length, checksum(body), first, first and last, number, kind_and_lag)
-        buffers += (pack_guard(salt, checksum(facts)) + facts, body)
+        facts = pack_facts(length, crc, first, first and last, number, kind_and_lag)
+        buffers += (pack_guard(salt, checksum(facts)) + facts, *pieces)
         size = HEADER_BYTES + length
         found.append((size, first, last, record))
         limit -= size
     return buffers, found
+
+
+def _before_unit(entry: Entry, size: int) -> bytes:
+    """Return the start of a body, up to the unit's body, its last field, of this size."""
+    assert isinstance(entry.decision, Place), "no other entry has a unit"
+    start = _encoder.encode(Entry(entry.fseq, entry.view, entry.decision.without_body()))
+    return start[: -len(_NIL)] + _LONG_BYTES.pack(_BIN_32, size)
 
 
 def encode(entry: Entry, salt: int, place: int, flushed: int) -> bytes:

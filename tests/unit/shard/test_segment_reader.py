@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +18,6 @@ from ziplog.segments.entry_codec import EXPIRE, decode
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     from shard.storage.segment_store import SegmentStore
     from ziplog.segments.entry import Entry
@@ -102,6 +102,16 @@ def test_what_is_whole_is_found_at_once(wanted: list[tuple[str, int, int]]) -> N
     for gsn in range(1, 200):
         found = entry_codec.seek(data, gsn, SALT)
         assert (found and decode(data, found, "")) == by_all(data, gsn), gsn
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 300_000])
+def test_a_long_unit_is_stored_in_the_same_form_as_a_short_one(size: int) -> None:
+    entry = place(7, [3, 4, 9], bytes(range(256)) * (size // 256) + b"b" * (size % 256))
+    data = written([entry])
+    assert data[entry_codec.HEADER_BYTES :] == msgspec.msgpack.encode(entry)
+    (found,) = entry_codec.walk(data, SALT)
+    assert (found.is_whole, found.first, found.last) == (True, 3, 9)
+    assert decode(data, found, "") == entry
 
 
 @examples(400)

@@ -44,6 +44,8 @@ _NAMES: Final = {
 }
 #: The format of a file, by the end of its name.
 _KINDS: Final[dict[str, Format]] = {".arrow": "arrow", ".jsonl": "jsonl", ".parquet": "parquet"}
+#: Endings of formats that no export has.
+_OTHER_KINDS: Final = frozenset({".avro", ".csv", ".feather", ".json", ".orc", ".tsv", ".txt"})
 #: The command line's word for `earliest` of `startingOffsets`.
 _BEGINNING: Final = "genesis"
 #: The same for `latest` of `endingOffsets`, and the word that Spark's users know.
@@ -113,6 +115,8 @@ def export(
     """
     if json and output == STDOUT:
         raise ConfigError("--json", None, "left out, because stdout gets the records")
+    if given_kind is None and output.suffix in _OTHER_KINDS:
+        raise ConfigError("--output", str(output), f"a name with {', '.join(_KINDS)}, or --format")
     kind = given_kind or _KINDS.get(output.suffix, "parquet")
     if kind != "jsonl":
         require(f"ziplog export --format {kind}", "arrow", "pyarrow")

@@ -183,6 +183,7 @@ def test_options_are_those_of_a_load(tmp_path: Path, asked: list[Options]) -> No
         (["--since", "5", "--until", "4"], "--until is 4; it must be --since, 5 ms, or more"),
         (["--path", "/d", "--bootstrap", "h:1"], "--path is '/d'; it must be left out if --boot"),
         (["--format", "arrow", "--compression", "gzip"], "it must be none or lz4 or zstd for arr"),
+        (["--output", "x.csv"], "--output is 'x.csv'; it must be a name with .arrow, .jsonl, .par"),
         (
             ["--output", "/dev/full"],
             "--output is '/dev/full'; it must be a file, or '-' for stdout",

@@ -460,8 +460,13 @@ class Backup:
 
     @property
     def _needs_forwards_now(self) -> bool:
-        """Whether decisions must not wait at the primary: of readers, or after wrong guesses."""
-        return self._state.has_subscribers or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES
+        """Whether decisions must not wait at the primary: readers do, or guesses were wrong."""
+        state = self._state
+        return (
+            state.has_followers
+            or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES
+            or (bool(state.awaiting) and state.is_awaited_from(state.stream.end))
+        )
 
     def tick(self, now: int) -> None:
         """Request missing decisions, and repeat the report that this backup has subscribers."""

@@ -43,6 +43,8 @@ class LagFix:
         #: Earliest time of the next hint, and the time at which a delayed hint is due.
         self._next_hint_at = -(2**62)
         self.due: int | None = None
+        #: An append was placed since the last hint.
+        self.is_append_ahead = False
 
     def on_lease_announced(self, placements: Iterable[Placement]) -> None:
         """Update the members and their primaries after an announcement."""
@@ -65,18 +67,22 @@ class LagFix:
         """Record a received hint: its sender has filled this position."""
         self._highest_known = max(self._highest_known, gsn)
 
-    def on_batch_end(self, now: int) -> None:
-        """Send a hint to the others if this shard is ahead and has readers."""
+    def on_batch_end(self, now: int, *, is_awaited: bool) -> None:
+        """Send a hint to the others if this shard is ahead and has readers.
+
+        `is_awaited`: its readers wait for each record, not only for those of appends.
+        """
         if not self._others:
             return
         state, last = self._state, self._state.stream.last_record
-        if last <= self._highest_known or not state.has_readers(now):
-            self.due = None
+        is_needed = (is_awaited or self.is_append_ahead) and state.has_readers(now)
+        if last <= self._highest_known or not is_needed:
+            self.due, self.is_append_ahead = None, False
             return
         if now < self._next_hint_at:
             self.due = self._next_hint_at
             return
-        self._highest_known, self.due = last, None
+        self._highest_known, self.due, self.is_append_ahead = last, None, False
         self._next_hint_at = now + HINT_INTERVAL_NS * len(self._others)
         for other in self._others:
             if other not in self._connected:

@@ -71,6 +71,8 @@ class Primary:
         self._linger_due: int | None = None
         #: Whether `on_batch_end` must follow each batch of plain inserts: decisions cannot linger.
         self.forwards_at_once = False
+        #: The last forward asked the backups to report at once.
+        self._has_requested_reports = False
         #: The backups that accept batched forwards.
         self._batching_backups: Final[set[int]] = set()
         #: Backups with subscribers, and the time until which that counts.
@@ -161,8 +163,8 @@ class Primary:
         """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
         if not self._replicated or len(self._unforwarded) >= MAX_LINGERING:
             return 0
-        due = self._lag_fix.due if self.forwards_at_once else self._linger_due
-        return _NEVER if due is None else due
+        due = None if self.forwards_at_once else self._linger_due
+        return min(due or _NEVER, self._lag_fix.due or _NEVER)
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
@@ -251,6 +253,7 @@ class Primary:
         session.confirm(unit, gsns)
         if unit.sealed:
             state.raise_awaited(unit.client, gsns[-1])
+            self._forward_now = self.forwards_at_once = self._lag_fix.is_append_ahead = True
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
 
@@ -338,7 +341,9 @@ class Primary:
         self._wanted = max(self._wanted, want.gsn)
         self._decide_wanted(now)
         self._waiters.on_want(route, want)
-        if self._waiters and state.stream.stable < state.stream.last:
+        self._forward_now |= bool(self._unforwarded)
+        lacks_reports = bool(state.awaiting) and not self._has_requested_reports
+        if (self._waiters or lacks_reports) and state.stream.stable < state.stream.last:
             self._watermarks.due = now  # The forward requests the reports at once.
 
     def _decide_wanted(self, now: int) -> None:
@@ -379,7 +384,8 @@ class Primary:
 
     def on_batch_end(self, now: int) -> None:
         """Forward the decisions made since the last batch, unless they may linger."""
-        self._lag_fix.on_batch_end(now)
+        is_awaited = self._state.is_awaited or not self._are_all_batching
+        self._lag_fix.on_batch_end(now, is_awaited=is_awaited)
         if not self._unforwarded:
             return
         self._skip_to(self._epoch_closer.first_open_gsn(now, now))
@@ -400,6 +406,11 @@ class Primary:
             self._broadcast(first, decisions)
         self._state.round_trips.on_forward(self._next_forward - 1, now)
 
+    @property
+    def _are_all_batching(self) -> bool:
+        """Whether no backup needs the decisions at once."""
+        return len(self._batching_backups) == len(self._replicated)
+
     def _can_linger(self) -> bool:
         """Whether no reader and no backup needs the decisions at once.
 
@@ -407,8 +418,8 @@ class Primary:
         """
         return (
             not self._forward_now
-            and len(self._batching_backups) == len(self._replicated)
-            and not self._state.has_subscribers
+            and self._are_all_batching
+            and not self._state.is_awaited
             and not self._waiting
             and not self._waiters
             and len(self._unforwarded) < MAX_LINGERING
@@ -426,7 +437,7 @@ class Primary:
         state, stream = self._state, self._state.stream
         return bool(
             self._waiters
-            or state.has_subscribers
+            or state.is_awaited
             or (self._subscribed_backups and len(self._replicated) > 1)
             or 4 * stream.window_records > MAX_UNSTABLE_RECORDS
             or 4 * stream.window_bytes > MAX_UNSTABLE_BYTES
@@ -437,10 +448,10 @@ class Primary:
         self, dsts: tuple[bytes, ...], first: int, decisions: list[Decision], *, is_repeated: bool
     ) -> None:
         state, stream = self._state, self._state.stream
+        self._has_requested_reports = is_repeated or self._awaits_reports
         forward = Forward(
             state.cluster, state.shard, state.view, state.incarnation, first, decisions,
-            stream.stable, stream.durable, is_repeated or self._awaits_reports,
-            self._watermarks.flushed,
+            stream.stable, stream.durable, self._has_requested_reports, self._watermarks.flushed,
         )  # fmt: skip
         state.broadcast(dsts, forward)
 

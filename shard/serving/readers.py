@@ -343,9 +343,9 @@ class Readers:
         dropped = self.subscriptions.pop(key, None)
         if dropped is not None and dropped.is_bare:
             self._drop_bare(*key)
-        self._note_subscriptions()
         self._with_records.pop(key, None)
         self._lagging.pop(key, None)
+        self._note_subscriptions()
 
     def _drop_bare(self, client: bytes, number: int) -> None:
         """Drop a bare stream; forget what its client waits for, unless it has another one."""
@@ -359,6 +359,7 @@ class Readers:
         state, early = self._state, self.early.streams
         state.has_early_streams = bool(early)
         state.has_subscribers = bool(self.subscriptions or early)
+        state.has_followers = bool(self._with_records or early)
         state.counters.subscriptions = len(self.subscriptions) + len(early)
 
     def _answer(self, key: Key, subscription: Subscription) -> None:
@@ -366,6 +367,8 @@ class Readers:
             subscription.is_asked = True  # The end of the batch answers.
         elif subscription.is_bare:
             self._send_frontier(key, subscription)
+            if key[0] in self._state.awaiting:
+                self._send_awaited(key[0], self._state.frontier)
         else:
             self._deliver(subscription, subscription.sent, [], self._state.frontier)
 
@@ -391,7 +394,8 @@ class Readers:
         is_all_news = not (was_held_back or self._is_held_back)
         units, size = units_of(news) if self._with_records else ([], 0)
         records = sum(len(unit.gsns) for unit in units)
-        self._send_awaited(frontier)
+        for client in list(self._state.awaiting):
+            self._send_awaited(client, frontier)
         for key, subscription in self._with_records.items():
             if key in self._lagging:
                 continue
@@ -404,16 +408,14 @@ class Readers:
                 self._lagging[key] = subscription
         self._frontier = frontier
 
-    def _send_awaited(self, frontier: int) -> None:
-        """Send the frontier to the clients that wait for a position which may be below it."""
-        state = self._state
-        for client in list(state.awaiting):
-            awaited = state.awaited[client]
-            for number, stream in list(self._bare[client].items()):
-                if stream.sent <= awaited and stream.sent < frontier:
-                    self._send_frontier((client, number), stream)
-            if frontier > awaited:
-                state.awaiting.discard(client)
+    def _send_awaited(self, client: bytes, frontier: int) -> None:
+        """Send the frontier to a client that waits for a position which may be below it."""
+        state, awaited = self._state, self._state.awaited[client]
+        for number, stream in list(self._bare[client].items()):
+            if stream.sent <= awaited and stream.sent < frontier:
+                self._send_frontier((client, number), stream)
+        if frontier > awaited:
+            state.awaiting.discard(client)
 
     def send_early(self) -> bool:
         """Send what the primary decided in a batch; return whether more can be sent now."""

@@ -157,8 +157,8 @@ class ReplicaState:
         self.has_gap = False
         #: The endpoint whose publication brought the last lease; "": it came by another way.
         self.publisher = ""
-        #: A reader subscribes to this server; one that speculates does.
-        self.has_subscribers = self.has_early_streams = False
+        #: A reader subscribes to this server; one with records, or early ones; one that speculates.
+        self.has_subscribers = self.has_followers = self.has_early_streams = False
         #: The highest position that each client with a bare stream waits for; `awaiting`: still.
         self.awaited: Final[dict[bytes, int]] = {}
         self.awaiting: Final[set[bytes]] = set()
@@ -217,6 +217,18 @@ class ReplicaState:
             or now < self.subscribers_until
             or now - self.last_want < READERS_AFTER_WANT_NS
         )
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a reader here needs each decision at once.
+
+        A client with a bare stream does only while it waits for a position.
+        """
+        return self.has_followers or bool(self.awaiting)
+
+    def is_awaited_from(self, gsn: int) -> bool:
+        """Whether a client with a bare stream waits for `gsn`, or a later position."""
+        return any(self.awaited[client] >= gsn for client in self.awaiting)
 
     def raise_awaited(self, client: bytes, gsn: int) -> None:
         """Have a client with a bare stream get the frontiers up to the first one above `gsn`."""

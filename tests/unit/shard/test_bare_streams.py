@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, replica, sent, trim
-from tests.world import CLUSTER, MS, World, first_lease, grant, insert, probe
+from tests.unit.shard.test_reports import NO_FLUSH_NS, reports
+from tests.world import CLUSTER, MS, US, World, first_lease, grant, insert, probe
 from ziplog import wire
 
 CLIENT = b"c" * 16
@@ -110,3 +111,84 @@ def test_trim_ends_the_stream() -> None:
     trim(world, 5)
     assert [t.first for t in probe(world).of(wire.Trimmed)] == [5]
     assert not replica(world)._state.has_subscribers
+
+
+# --- clients that wait for nothing ---
+
+
+def idle_client(server: str, shards: int = 1) -> World:
+    """Return a world whose only reader waits for nothing; backups have reported everything."""
+    world = calm_world(shards=shards)
+    put(world, insert(1))
+    world.run(50 * MS)
+    world.flush_ns = NO_FLUSH_NS
+    backup = replica(world, BACKUP)._backup
+    assert backup is not None
+    backup._wrong_guesses = 0
+    world.send("c", server, wire.Subscribe(CLUSTER, 0, 1, CLIENT, 1, 1, 0, "frontier"))
+    world.run(50 * MS)
+    world.sent.clear()
+    return world
+
+
+def place(world: World, seq: int, *, sealed: bool = False) -> None:
+    """Insert a record, and run until its frontier would be there if nothing lingered."""
+    message = msgspec.structs.replace(insert(seq), sealed=sealed)
+    for name in (PRIMARY, BACKUP):
+        world.send("c", name, message)
+    world.run(500 * US)
+
+
+def forwards(world: World) -> int:
+    """Return the number of decisions that were forwarded."""
+    return sum(len(m.decisions) for _, _, m in world.sent if isinstance(m, wire.Forward))
+
+
+@pytest.mark.parametrize("server", [PRIMARY, BACKUP])
+def test_inserts_beside_a_client_that_waits_for_nothing_linger(server: str) -> None:
+    world = idle_client(server)
+    place(world, 2)
+    assert (forwards(world), reports(world)) == (0, [])
+    world.run(4 * MS)
+    assert (forwards(world), reports(world)) == (1, [])
+
+
+@pytest.mark.parametrize("server", [PRIMARY, BACKUP])
+def test_an_append_of_such_a_client_gets_its_frontier_at_once(server: str) -> None:
+    world = idle_client(server)
+    place(world, 2)
+    place(world, 3, sealed=True)
+    assert forwards(world) == 2
+    assert sent(world)[-1][1] == 4
+    before = forwards(world)
+    place(world, 4)
+    assert forwards(world) == before, "it waits for nothing again"
+
+
+@pytest.mark.parametrize(("server", "delays"), [(PRIMARY, 4), (BACKUP, 3)])
+@pytest.mark.parametrize("pause", [0, 4 * MS])
+def test_a_client_that_begins_to_wait_gets_the_frontier_at_once(
+    server: str, delays: int, pause: int
+) -> None:
+    """The decision may linger at the primary, or the report of it at the backup."""
+    world = idle_client(server)
+    place(world, 2)
+    world.run(pause)
+    assert forwards(world) == (1 if pause else 0)
+    end = replica(world)._state.stream.end
+    world.send("c", server, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, end - 1))
+    world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 0, end - 1))
+    world.run(delays * 50 * US + 10 * US)
+    assert sent(world)[-1][1] == end
+
+
+@pytest.mark.parametrize("server", [PRIMARY, BACKUP])
+def test_other_shards_get_hints_of_appends_only(server: str) -> None:
+    world = idle_client(server, shards=2)
+    place(world, 2)
+    world.run(10 * MS)
+    assert forwards(world) == 1
+    assert not any(isinstance(m, wire.Ahead) for _, _, m in world.sent)
+    place(world, 3, sealed=True)
+    hints = [m.gsn for _, _, m in world.sent if isinstance(m, wire.Ahead)]
+    assert hints == [replica(world)._state.stream.last_record]

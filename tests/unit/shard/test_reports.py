@@ -130,7 +130,7 @@ def test_backup_with_a_backlog_reports_later(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_report_follows_forwards_of_a_primary_with_subscribers() -> None:
     world = settled()
-    primary_of(world)._state.has_subscribers = True
+    primary_of(world)._state.has_followers = True
     place(world)
     assert len(reports(world)) == 1
 

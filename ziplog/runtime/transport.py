@@ -42,7 +42,7 @@ from ziplog.runtime.paused import PausedConnections
 from ziplog.runtime.resolver import Resolver
 from ziplog.runtime.transport_counters import TransportCounters
 
-#: Two of a client's largest units fit: a frame that a read cuts off is copied twice more.
+#: Two units of 256 KiB fit: a frame that a read cuts off is copied twice more.
 _READ_BYTES: Final = 576 * 1024
 _MAX_READS: Final = 2  # of one connection in a row
 #: Events of a connection whose input ends.

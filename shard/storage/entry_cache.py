@@ -7,7 +7,7 @@ position from `first` on, and every entry from `first_fseq` on, is answered from
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -55,23 +55,31 @@ class EntryCache:
     @property
     def bytes(self) -> int:
         """The approximate memory of all entries."""
-        if not self._ends:
-            return 0
-        return self._ends[-1] - self._start + _OBJECT_BYTES * (len(self._ends) - self._head)
+        return self._bytes_after(self._head) if self._ends else 0
+
+    def _bytes_after(self, index: int) -> int:
+        """Return the approximate memory of the entries from an index on."""
+        ends = self._ends
+        start = ends[index - 1] if index > self._head else self._start
+        return ends[-1] - start + _OBJECT_BYTES * (len(ends) - index)
 
     def shrink(self, limit: int, flushed: int, trim: int) -> None:
         """Evict flushed entries, oldest first, that exceed the limit or are trimmed."""
         head, ends, lasts = self._head, self._ends, self._lasts
-        while head < len(ends) and ends[head] <= flushed:
-            if self.bytes <= limit and lasts[head] >= trim:
-                break
-            self.first, self._record_before = max(self.first, lasts[head] + 1), self._records[head]
-            self.first_fseq += 1
-            self._start, self._entries[head] = ends[head], None
-            head += 1
-            self._head = head
-        if head >= _EVICTED_SLOTS and head * 2 >= len(ends):
-            del self._entries[:head], self._lasts[:head], self._records[:head], self._ends[:head]
+        last = bisect_right(ends, flushed, head)
+        end = bisect_left(lasts, trim, head, last)
+        if end < last and self._bytes_after(end) > limit:
+            indexes = range(end, last)
+            end += bisect_left(indexes, True, key=lambda index: self._bytes_after(index) <= limit)
+        if end == head:
+            return
+        self.first = max(self.first, lasts[end - 1] + 1)
+        self.first_fseq += end - head
+        self._record_before, self._start = self._records[end - 1], ends[end - 1]
+        self._entries[head:end] = [None] * (end - head)
+        self._head = end
+        if end >= _EVICTED_SLOTS and end * 2 >= len(ends):
+            del self._entries[:end], self._lasts[:end], self._records[:end], self._ends[:end]
             self._head = 0
 
     def from_gsn(self, gsn: int) -> int:

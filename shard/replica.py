@@ -113,7 +113,7 @@ class Replica:
         self._admission: Final = Admission(self._state)
         #: The short path of most inserts, beside `step`.
         self.plain_inserts: Final = PlainInserts(
-            state, self._apply_forward, self._deliver_stable, self._send_early
+            state, self._receive_plain, self._deliver_stable, self._send_early
         )
         self._lag_fix: Final = LagFix(self._state)
         self._primary: Primary | None = None
@@ -227,6 +227,11 @@ class Replica:
                 earliest = due
         return earliest
 
+    def _receive_plain(self, route: bytes, message: Message, now: int) -> None:
+        """Handle a message on the short path."""
+        self._now = now
+        self._handlers[type(message)](route, message)
+
     def _report_bad_message(self, src: bytes, message: Message, why: str) -> None:
         self._state.effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
@@ -248,21 +253,13 @@ class Replica:
             self._role.on_settled(session, message.first_incomplete, self._now)
 
     def _forward(self, _route: bytes, message: Forward) -> None:
-        self._apply_forward(message, self._now)
-
-    def _apply_forward(self, message: Forward, now: int) -> bool:
-        """Have the backup handle a forward; return False if it is for another server or view."""
-        if self._backup is None or not self._is_mine(message):
-            return False
-        news = self._backup.on_forward(message, now)
-        if news:
-            self._on_stable(news, now)
-        return True
+        if self._backup is not None and self._is_mine(message):
+            self._deliver_stable(self._backup.on_forward(message, self._now), self._now)
 
     def _report(self, _route: bytes, message: Report) -> None:
         if self._primary is not None and self._is_mine(message):
             self._primary.on_report(message, self._now)
-            self._stabilise()
+            self._deliver_stable(self._primary.stabilise(self._now), self._now)
 
     def _resend(self, route: bytes, message: Resend) -> None:
         if self._primary is not None and self._is_mine(message):
@@ -277,12 +274,6 @@ class Replica:
             and message.view == state.view
         )
 
-    def _stabilise(self) -> None:
-        assert self._primary is not None
-        news = self._primary.stabilise(self._now)
-        if news:
-            self._on_stable(news, self._now)
-
     def _on_stable(self, news: list[Entry], now: int) -> None:
         self._readers.on_stable(news)
         self._marks.schedule(now)
@@ -296,8 +287,8 @@ class Replica:
     # --- readers ---
 
     def _send_early(self) -> bool:
-        """Send new decisions to early streams; return whether more can be sent now."""
-        return self._readers.send_early()
+        """Send new decisions to early streams; return False if that needs the store."""
+        return self._readers.send_early_without_store()
 
     def _is_readable(self, message: Any) -> bool:
         state = self._state
@@ -376,16 +367,9 @@ class Replica:
 
     def _on_batch_end(self) -> None:
         state = self._state
-        if state.state != "up":
-            pass
-        elif self._primary is not None:
-            if not self._primary.has_backups:
-                self._stabilise()
-            self._primary.on_batch_end(self._now)
-        elif self._backup is not None:
-            news = self._backup.on_batch_end(self._now)
-            if news:
-                self._on_stable(news, self._now)
+        if state.state == "up":
+            self._deliver_stable(self._role.newly_stable(self._now), self._now)
+            self._role.on_batch_end(self._now)
         if state.has_early_streams:
             self._readers.send_early()
         if self._readers.has_work:
@@ -455,7 +439,7 @@ class Replica:
             self._join()
         elif self._primary is not None:
             self._primary.on_persisted(fseq, self._now)
-            self._stabilise()
+            self._deliver_stable(self._primary.stabilise(self._now), self._now)
         elif self._backup is not None:
             self._backup.on_persisted(fseq)
 

@@ -8,6 +8,7 @@ every step the node checks its invariants.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -114,11 +115,12 @@ class World:
         self.flush_ns = 0
         #: The same, of single nodes.
         self.slow_flushes: dict[str, int] = {}
-        #: Plain inserts, forwards and hints take the short path, as in the driver; how many did.
+        #: Messages take the short path, as in the driver; how many inserts and other ones did.
         self.has_short_path = True
-        self.plain_inserts = self.plain_forwards = self.plain_hints = 0
-        #: Nodes whose short path has handled a forward in this batch.
-        self._forwarded: set[str] = set()
+        self.plain_inserts = 0
+        self.plain_messages: Counter[type[Message]] = Counter()
+        #: Nodes whose short path has handled another message than an insert in this batch.
+        self._has_other_acks: set[str] = set()
         #: Messages in flight: arrival time, a number, destination, route, frame.
         self._queue: list[tuple[int, int, str, bytes, bytes]] = []
         self._count = 0
@@ -220,17 +222,14 @@ class World:
                 ack = path.insert(route, message, self.now)
                 if ack is not None:
                     self.plain_inserts += 1
-                    if name in self._forwarded:
+                    if name in self._has_other_acks:
                         self._carry_out_short_path(name, node)
                     self._route(name, route, ack)
                     node.check()
                     return False
-            elif isinstance(message, wire.Forward) and path.forward(message, self.now):
-                self.plain_forwards += 1
-                self._forwarded.add(name)
-                return False
-            elif isinstance(message, wire.Ahead) and path.hint(message, self.now):
-                self.plain_hints += 1
+            elif isinstance(message, path.messages) and path.receive(route, message, self.now):
+                self.plain_messages[type(message)] += 1
+                self._has_other_acks.add(name)
                 return False
             self._carry_out_short_path(name, node)
         self._step(name, Received(route, message))
@@ -249,7 +248,7 @@ class World:
         self._step(name, BatchEnd())
 
     def _carry_out_short_path(self, name: str, node: Replica) -> None:
-        self._forwarded.discard(name)
+        self._has_other_acks.discard(name)
         effects = node.plain_inserts.pop_effects()
         for effect in sorted(effects, key=lambda effect: isinstance(effect, Persist)):
             self._carry_out(name, effect)

@@ -73,8 +73,26 @@ def load(endpoint: str, clients: int, rate_per_s: float, seconds: float) -> Figu
     }
 
 
+def _follow(endpoint: str, pipe: Connection) -> None:
+    """Receive all records."""
+    with ziplog.connect(endpoint) as log, log.subscribe() as subscription:
+        pipe.send("ready")
+        for _ in subscription:
+            pass
+
+
+def followed(shards: int, seconds: float) -> list[Figures]:
+    """Return the same for a log that a subscriber follows: its shards send each other hints."""
+    with cluster(shards) as running, Workers(_follow, [(running.endpoint,)]) as follower:
+        follower.receive()
+        return [load(running.endpoint, clients, 0, seconds) for clients in (1, 4)]
+
+
 def paths(seconds: float) -> Figures:
-    """The share of the fast path over clients and load, as thesis Fig. 4.4; slow / fast."""
+    """The share of the fast path over clients and load, as thesis Fig. 4.4; slow / fast.
+
+    `followed`: the share with a subscriber, by the number of shards.
+    """
     points = []
     with cluster() as running:
         plan = [(n, rate) for n in (1, 2, 4, 8) for rate in (250, 1000, 2000, 0)]
@@ -82,7 +100,11 @@ def paths(seconds: float) -> Figures:
             points.append(load(running.endpoint, clients, rate, seconds))
     contended = [p for p in points if p["slow"]["count"] >= 50 and p["fast"]["count"] >= 50]
     ratios = [p["slow"]["p50_us"] / p["fast"]["p50_us"] for p in contended]
-    return {"points": points, "slow_to_fast": statistics.median(ratios) if ratios else None}
+    return {
+        "points": points,
+        "slow_to_fast": statistics.median(ratios) if ratios else None,
+        "followed": {f"{shards} shards": followed(shards, seconds) for shards in (2, 6)},
+    }
 
 
 def draw(results: Figures, path: Path) -> None:

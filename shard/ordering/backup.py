@@ -56,9 +56,6 @@ _ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
 class Backup:
     """A backup's part of a replica."""
 
-    #: Whether `on_batch_end` must follow each batch of plain inserts.
-    forwards_at_once: bool = False
-
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self.guesses: Final = Guesses(state.clock)
@@ -84,7 +81,7 @@ class Backup:
         self._reported = 0
         self._reported_immediate = True
         #: Whether the last report said that this backup has subscribers, and its time.
-        self._reported_subscribers = False
+        self._reported_subscribers = self._reported_followers = False
         self._reported_at = -(2**62)
         self._durable = state.stream.last
         #: Time of the last forward from the primary, and of the last request to it.
@@ -100,6 +97,8 @@ class Backup:
         self._arriving: HeldUnit | None = None
         #: Bytes of bodies of units that the primary has not placed.
         self._undecided_bytes = 0
+        #: The highest position in a hint of another shard.
+        self._hinted_end = 0
 
     def restore(self) -> None:
         """Restore after a restart: promises are kept, other units wait for decisions."""
@@ -158,7 +157,7 @@ class Backup:
     def _next_guess_from(self, now: int) -> int:
         """Return the first gsn that the primary may decide next."""
         state = self._state
-        floor = max(state.stream.end, self._received_end)
+        floor = max(state.stream.end, self._received_end, self._hinted_end)
         if now - self._last_activity_at >= STREAM_ACTIVE_NS:
             floor = max(floor, state.clock.current_epoch_base(now))
         return floor
@@ -183,7 +182,7 @@ class Backup:
 
     @property
     def rest_until(self) -> int:
-        """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
+        """Time until which the batches need no `on_batch_end`, in ns."""
         return self._report_at
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
@@ -247,9 +246,14 @@ class Backup:
         self._drop(session, unit)
         refuse_permanently(self._state, unit.route, session, unit.seq)
 
-    def on_ahead_hint(self, _gsn: int, _now: int) -> bool:
-        """Do nothing: only a primary decides no-ops."""
-        return False
+    def on_ahead_hint(self, gsn: int, now: int) -> None:
+        """Guess that the primary turns the positions below `gsn` into no-ops: it got the hint too.
+
+        Inserts that arrive before its forward so get the same slots here as there.
+        """
+        state = self._state
+        if gsn < state.clock.limit and state.has_readers(now):
+            self._hinted_end = max(self._hinted_end, gsn)
 
     def on_settled(self, session: Session, first_incomplete: int, _now: int) -> None:
         """Forget the units below the client's `first_incomplete`."""
@@ -418,18 +422,23 @@ class Backup:
 
     # --- the end of a batch, and time ---
 
-    def on_batch_end(self, now: int) -> list[Entry]:
-        """Report progress that is new or was requested; return what became stable."""
-        state, stream = self._state, self._state.stream
-        if (
-            now >= self._report_at
-            or state.has_subscribers is not self._reported_subscribers
-            or self._needs_forwards_now is not self._reported_immediate
-        ):
-            self._report(now)
+    def newly_stable(self, _now: int) -> list[Entry]:
+        """Return what became stable with this batch: the only backup knows without the primary."""
+        stream = self._state.stream
         if self._is_only and stream.stable < stream.last:
             return stream.stabilise(self._held_by_both)
         return []
+
+    def on_batch_end(self, now: int) -> None:
+        """Report progress that is new or was requested."""
+        state = self._state
+        if (
+            now >= self._report_at
+            or state.has_subscribers is not self._reported_subscribers
+            or state.has_followers is not self._reported_followers
+            or self._needs_forwards_now is not self._reported_immediate
+        ):
+            self._report(now)
 
     @property
     def _held_by_both(self) -> int:
@@ -449,12 +458,14 @@ class Backup:
         last = state.stream.last
         self._report_at, self._reported = _NEVER, last
         self._reported_subscribers, self._reported_at = state.has_subscribers, now
+        self._reported_followers = state.has_followers
         self._reported_immediate = self._needs_forwards_now
         state.send(
             self._primary,
             Report(
                 state.cluster, state.shard, state.view, state.server, state.incarnation,
                 last, min(self._durable, last), self._reported_immediate, state.has_subscribers,
+                state.has_followers,
             ),
         )  # fmt: skip
 

@@ -1,11 +1,12 @@
 """Lag-fix: a shard that is ahead has the others give up positions its readers wait for (S 4.3).
 
 At the end of a batch, the primary of a shard with readers sends its last filled position to the
-primaries of the other members, unless it sent or received a higher one. It sends at most one hint
-per member and half millisecond. The message is a hint: correctness does not depend on it, and its
-receiver decides alone (docs/protocol.md, section 13).
+servers of the other members, unless it sent or received a higher one. It sends at most one hint
+per member and half millisecond. The message is a hint: correctness does not depend on it. A primary
+that receives it decides alone, and its backups guess what it decides (docs/protocol.md, section
+13).
 
-Invariant: a primary connects only to primaries of members of the last lease.
+Invariant: a primary connects only to servers of members of the last lease.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ HINT_INTERVAL_NS: Final = 500_000
 
 
 class LagFix:
-    """The hints of one primary to the primaries of the other shards."""
+    """The hints of one primary to the servers of the other shards."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
-        #: The primary of each shard.
-        self._primaries: Final[dict[ShardId, Replica]] = {}
-        #: The primaries of the other members; empty if hints are off.
+        #: The servers of each shard.
+        self._servers: Final[dict[ShardId, tuple[Replica, ...]]] = {}
+        #: The servers of the other members, and the shortest interval between two hints to them.
         self._others: tuple[Replica, ...] = ()
+        self._interval_ns = 0
         self._connected: tuple[Replica, ...] = ()
         #: The highest position in a hint that was sent or received.
         self._highest_known: Gsn = 0
@@ -47,15 +49,16 @@ class LagFix:
         self.is_append_ahead = False
 
     def on_lease_announced(self, placements: Iterable[Placement]) -> None:
-        """Update the members and their primaries after an announcement."""
+        """Update the members and their servers after an announcement."""
         for placement in placements:
-            self._primaries[placement.shard] = placement.replicas[0]
+            self._servers[placement.shard] = tuple(placement.replicas)
         state, last = self._state, self._state.clock.last
         members = [member.shard for member in last.members] if last is not None else []
         others = [shard for shard in members if shard != state.shard]
         if len(members) == len(others) or len(members) > MAX_MEMBERS or not state.config.lag_fix:
             others = []
-        self._others = tuple(self._primaries[shard] for shard in others if shard in self._primaries)
+        self._others = tuple(each for shard in others for each in self._servers.get(shard, ()))
+        self._interval_ns = HINT_INTERVAL_NS * len(others)
         if not self._others:
             self.due = None
         for gone in self._connected:
@@ -67,15 +70,15 @@ class LagFix:
         """Record a received hint: its sender has filled this position."""
         self._highest_known = max(self._highest_known, gsn)
 
-    def on_batch_end(self, now: int, *, is_awaited: bool) -> None:
+    def on_batch_end(self, now: int, *, is_followed: bool) -> None:
         """Send a hint to the others if this shard is ahead and has readers.
 
-        `is_awaited`: its readers wait for each record, not only for those of appends.
+        `is_followed`: its readers wait for each record, not only for those of appends.
         """
         if not self._others:
             return
         state, last = self._state, self._state.stream.last_record
-        is_needed = (is_awaited or self.is_append_ahead) and state.has_readers(now)
+        is_needed = (is_followed or self.is_append_ahead) and state.has_readers(now)
         if last <= self._highest_known or not is_needed:
             self.due, self.is_append_ahead = None, False
             return
@@ -83,7 +86,7 @@ class LagFix:
             self.due = self._next_hint_at
             return
         self._highest_known, self.due, self.is_append_ahead = last, None, False
-        self._next_hint_at = now + HINT_INTERVAL_NS * len(self._others)
+        self._next_hint_at = now + self._interval_ns
         for other in self._others:
             if other not in self._connected:
                 state.effects.append(Connect(other.name.encode(), other.endpoint))
@@ -94,4 +97,4 @@ class LagFix:
     def check(self) -> None:
         """Assert the invariant."""
         assert set(self._connected) <= set(self._others)
-        assert len(self._others) < MAX_MEMBERS
+        assert self._interval_ns < MAX_MEMBERS * HINT_INTERVAL_NS

@@ -2,8 +2,8 @@
 
 An insert is plain if it depends on nothing but its session and the end of the log: it is new,
 within the limits, and waits for nothing. Most inserts are plain. After each batch, the role
-determines until when it accepts them; every event but a plain insert, a forward of these inserts,
-or a hint of another shard ends that time. Meanwhile an insert needs no look at the rest of the
+determines until when it accepts them. Every event ends that time but a plain insert, and the
+messages that follow inserts (`MESSAGES`). Meanwhile an insert needs no look at the rest of the
 server. Its ack waits neither for the store nor for the end of the batch. The batch ends for the
 role and the readers only (`end_batch`): the decisions are forwarded, and stable records delivered.
 
@@ -19,6 +19,7 @@ from shard.ordering.admission import held_unit, is_too_large
 from ziplog.core.entries import decode_body
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ProtocolError
+from ziplog.wire import Ahead, Credit, Forward, Report, Want
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from shard.ordering.role import Role
     from shard.state.replica_state import ReplicaState
     from shard.state.sessions import Session
+    from ziplog.core.message import Message
     from ziplog.segments.entry import Entry
-    from ziplog.wire import Ahead, Forward, Insert, InsertAck
+    from ziplog.wire import Insert, InsertAck
 
 #: Longest time that the path is open after a `BatchEnd`.
 MAX_PLAIN_NS: Final = 50 * NS_PER_MS
@@ -35,14 +37,17 @@ MAX_PLAIN_NS: Final = 50 * NS_PER_MS
 #: example, is measured there.
 MAX_REST_NS: Final = 5 * NS_PER_MS
 
+#: The other messages on the path: those that follow inserts while readers wait for their records.
+MESSAGES: Final = (Forward, Report, Ahead, Want, Credit)
+
 
 class PlainInserts:
-    """The plain inserts at one replica, their forwards, and hints of other shards."""
+    """The plain inserts at one replica, and the messages that follow them."""
 
     def __init__(
         self,
         state: ReplicaState,
-        apply_forward: Callable[[Forward, int], bool],
+        handle: Callable[[bytes, Message, int], None],
         deliver: Callable[[list[Entry], int], bool],
         send_early: Callable[[], bool],
     ) -> None:
@@ -50,24 +55,32 @@ class PlainInserts:
 
         Args:
             state: of the replica.
-            apply_forward: has the backup handle a forward, unless it is of another view.
+            handle: handles a message of `MESSAGES`.
             deliver: passes stable entries to the readers; returns whether one is behind.
-            send_early: sends new decisions to early streams; returns whether one is behind.
+            send_early: sends new decisions to early streams; returns False if that needs the store,
+                which gets the entries of this path later.
 
         """
         self._state: Final = state
-        self._apply_forward: Final = apply_forward
+        self._handle: Final = handle
         self._deliver: Final = deliver
         self._send_early: Final = send_early
         self._role: Role | None = None
-        #: A forward was handled since the last end of a batch.
-        self._has_forward = False
+        #: Another message than an insert was handled since the last end of a batch.
+        self._has_message = False
         #: The next `BatchEnd` is due at this time, in ns, if plain inserts arrive.
         self._rest_until = 0
-        #: Returns the effects of the plain inserts since the last step.
+        #: The kinds of messages that `receive` accepts.
+        self.messages: Final = MESSAGES
+        #: Returns the effects of the messages on this path since the last step.
         self.pop_effects: Final = state.pop_effects
         #: Plain inserts are accepted until this time, in ns. Level `disk` acks after a flush.
         self._until = 0
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether `pop_effects` returns any."""
+        return bool(self._state.effects)
 
     def stop(self) -> None:
         """Accept no plain inserts until `start`: another event happens."""
@@ -77,7 +90,7 @@ class PlainInserts:
         """Accept plain inserts for as long as the role allows; call it after a batch."""
         state = self._state
         self._role = role
-        self._has_forward = False
+        self._has_message = False
         self._rest_until = now + MAX_REST_NS
         if (
             state.level.is_memory
@@ -134,39 +147,32 @@ class PlainInserts:
             return None
         return None if is_too_large(message, body, limits) else session
 
-    def forward(self, message: Forward, now: int) -> bool:
-        """Handle a forward at a backup; return False if nothing happened: pass it to `step`."""
-        if now >= self._until or not self._apply_forward(message, now):
-            return False
-        assert self._role is not None, "plain inserts have not started"
-        self._has_forward = True
-        self._until = min(self._until, self._role.plain_until(now))
-        return True
-
-    def hint(self, message: Ahead, now: int) -> bool:
-        """Handle a hint at a primary; return False if nothing happened: pass it to `step`."""
+    def receive(self, route: bytes, message: Message, now: int) -> bool:
+        """Handle a message of `MESSAGES`; return False if nothing happened: pass it to `step`."""
         role = self._role
-        if now >= self._until or role is None or message.cluster != self._state.cluster:
+        if now >= self._until or role is None:
             return False
-        if not role.on_ahead_hint(message.gsn, now):
-            return False
+        self._handle(route, message, now)
+        self._has_message = True
         self._until = min(self._until, role.plain_until(now))
         return True
 
     def end_batch(self, now: int) -> int:
-        """End a batch of plain inserts, forwards and hints, for the role and the readers only.
+        """End a batch of messages on this path, for the role and the readers only.
 
         Returns the time until which no `BatchEnd` is needed, in ns; 0: one is due.
         """
         role = self._role
         if now >= self._until or role is None:
             return 0
-        if self._has_forward:
-            self._has_forward = False
-            if self._deliver(role.on_batch_end(now) or [], now):
-                return 0
-        elif role.forwards_at_once:
+        rest_until = role.rest_until
+        if self._has_message or now >= rest_until:
+            self._has_message = False
+            is_behind = self._deliver(role.newly_stable(now), now)
             role.on_batch_end(now)
-            if self._state.has_early_streams and self._send_early():
+            if is_behind:
                 return 0
-        return min(self._rest_until, role.rest_until)
+            if self._state.has_early_streams and not self._send_early():
+                return 0
+            rest_until = role.rest_until
+        return min(self._rest_until, rest_until)

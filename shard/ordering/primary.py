@@ -69,12 +69,14 @@ class Primary:
         self._forward_now = False
         #: Latest time to forward lingering decisions, in ns; None: none linger.
         self._linger_due: int | None = None
-        #: Whether `on_batch_end` must follow each batch of plain inserts: decisions cannot linger.
-        self.forwards_at_once = False
+        #: Whether `on_batch_end` must follow each plain insert: decisions cannot linger.
+        self._forwards_at_once = False
         #: The last forward asked the backups to report at once.
         self._has_requested_reports = False
         #: The backups that accept batched forwards.
         self._batching_backups: Final[set[int]] = set()
+        #: The backups whose readers receive records.
+        self._followed_backups: Final[set[int]] = set()
         #: Backups with subscribers, and the time until which that counts.
         self._subscribed_backups: Final[dict[int, int]] = {}
         self._epoch_closer: Final = EpochCloser(state)
@@ -94,11 +96,6 @@ class Primary:
         #: The highest wanted gsn beyond the leases held; 0: none.
         self._wanted_later = 0
         self._waiters: Final = Waiters(state)
-
-    @property
-    def has_backups(self) -> bool:
-        """Whether the shard has backups (f > 0); without, decisions are stable at once."""
-        return bool(self._replicated)
 
     @property
     def has_undecided(self) -> bool:
@@ -139,7 +136,7 @@ class Primary:
 
     def plain_until(self, now: int) -> int:
         """Return the time until which no unit waits and no epoch has to be closed; 0: not now."""
-        self.forwards_at_once = bool(self._replicated) and not self._can_linger()
+        self._forwards_at_once = not self._can_linger()
         return 0 if self._undecided_units else self._epoch_closer.open_until(now)
 
     def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
@@ -160,11 +157,13 @@ class Primary:
 
     @property
     def rest_until(self) -> int:
-        """Time until which `on_batch_end` may be left out after plain inserts, in ns."""
-        if not self._replicated or len(self._unforwarded) >= MAX_LINGERING:
+        """Time until which the batches need no `on_batch_end`, in ns."""
+        waiting = len(self._unforwarded)
+        if waiting >= MAX_LINGERING or (waiting and self._forwards_at_once):
             return 0
-        due = None if self.forwards_at_once else self._linger_due
-        return min(due or _NEVER, self._lag_fix.due or _NEVER)
+        return min(
+            self._linger_due or _NEVER, self._lag_fix.due or _NEVER, self._watermarks.due or _NEVER
+        )
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
@@ -253,7 +252,7 @@ class Primary:
         session.confirm(unit, gsns)
         if unit.sealed:
             state.raise_awaited(unit.client, gsns[-1])
-            self._forward_now = self.forwards_at_once = self._lag_fix.is_append_ahead = True
+            self._forward_now = self._forwards_at_once = self._lag_fix.is_append_ahead = True
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
 
@@ -350,14 +349,13 @@ class Primary:
         """Decide all positions up to the highest wanted one, in one range."""
         self._skip_until(self._wanted + 1, now)
 
-    def on_ahead_hint(self, gsn: int, now: int) -> bool:
+    def on_ahead_hint(self, gsn: int, now: int) -> None:
         """Handle a hint: another shard has a record at `gsn`, and its readers wait for this one."""
         state = self._state
         if gsn < state.clock.limit:  # else the position may not exist
             self._lag_fix.on_hint(gsn)
             if state.has_readers(now):
                 self._skip_until(gsn, now)
-        return True
 
     def _skip_until(self, stop: int, now: int) -> None:
         """Turn undecided positions below `stop` into no-ops before their epoch ends; count them."""
@@ -382,10 +380,14 @@ class Primary:
 
     # --- the stream to the backups ---
 
+    def newly_stable(self, now: int) -> list[Entry]:
+        """Return what became stable with this batch: without backups, all decisions."""
+        return [] if self._replicated else self.stabilise(now)
+
     def on_batch_end(self, now: int) -> None:
         """Forward the decisions made since the last batch, unless they may linger."""
-        is_awaited = self._state.is_awaited or not self._are_all_batching
-        self._lag_fix.on_batch_end(now, is_awaited=is_awaited)
+        is_followed = self._state.has_followers or bool(self._followed_backups)
+        self._lag_fix.on_batch_end(now, is_followed=is_followed)
         if not self._unforwarded:
             return
         self._skip_to(self._epoch_closer.first_open_gsn(now, now))
@@ -406,19 +408,15 @@ class Primary:
             self._broadcast(first, decisions)
         self._state.round_trips.on_forward(self._next_forward - 1, now)
 
-    @property
-    def _are_all_batching(self) -> bool:
-        """Whether no backup needs the decisions at once."""
-        return len(self._batching_backups) == len(self._replicated)
-
     def _can_linger(self) -> bool:
         """Whether no reader and no backup needs the decisions at once.
 
         A forward costs as much as an insert, so a batched shard sends several decisions in one.
         """
         return (
-            not self._forward_now
-            and self._are_all_batching
+            bool(self._replicated)
+            and not self._forward_now
+            and len(self._batching_backups) == len(self._replicated)
             and not self._state.is_awaited
             and not self._waiting
             and not self._waiters
@@ -460,10 +458,10 @@ class Primary:
         server = report.server
         if server not in self._replicated:
             return
-        if report.forward_immediately:
-            self._batching_backups.discard(server)
-        else:
-            self._batching_backups.add(server)
+        is_followed = report.has_followers and report.forward_immediately
+        (self._followed_backups.add if is_followed else self._followed_backups.discard)(server)
+        is_batching = not report.forward_immediately
+        (self._batching_backups.add if is_batching else self._batching_backups.discard)(server)
         if report.has_subscribers:
             self._subscribed_backups[server] = now + SUBSCRIBERS_EXPIRY_NS
             self._state.subscribers_until = max(self._subscribed_backups.values())

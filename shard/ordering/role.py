@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 class Role(Protocol):
     """The part of a replica that orders units: its primary or its backup."""
 
-    #: Whether `on_batch_end` must follow each batch of plain inserts.
-    forwards_at_once: bool
-
     def can_accept(self) -> bool:
         """Whether there is room for another unit."""
         ...
@@ -40,15 +37,19 @@ class Role(Protocol):
         """Forget the units below the client's `first_incomplete`."""
         ...
 
-    def on_ahead_hint(self, gsn: Gsn, now: int, /) -> bool:
-        """Decide the positions below `gsn` for readers of another shard; False: a backup cannot."""
+    def on_ahead_hint(self, gsn: Gsn, now: int, /) -> None:
+        """Handle a hint: readers wait for the positions below `gsn` to be decided."""
         ...
 
     @property
     def rest_until(self) -> int:
-        """Time until which the role needs no further `on_batch_end`, in ns."""
+        """Time until which the batches need no `on_batch_end` of the role, in ns."""
         ...
 
-    def on_batch_end(self, now: int, /) -> list[Entry] | None:
-        """Send what a batch caused; return what became stable."""
+    def newly_stable(self, now: int, /) -> list[Entry]:
+        """Return what became stable with this batch."""
+        ...
+
+    def on_batch_end(self, now: int, /) -> None:
+        """Send what a batch caused, after readers got what became stable."""
         ...

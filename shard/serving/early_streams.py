@@ -143,6 +143,11 @@ class EarlyStreams:
             stream.is_asked or stream.used < stream.credit for stream in self._lagging.values()
         )
 
+    @property
+    def needs_store(self) -> bool:
+        """Whether `on_batch_end` reads stable units from the store."""
+        return self._state.stream.stable > self._last or self.has_work
+
     def on_batch_end(self) -> None:
         """Send what was decided since the last batch."""
         state = self._state

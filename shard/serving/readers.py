@@ -417,10 +417,16 @@ class Readers:
         if frontier > awaited:
             state.awaiting.discard(client)
 
-    def send_early(self) -> bool:
-        """Send what the primary decided in a batch; return whether more can be sent now."""
+    def send_early(self) -> None:
+        """Send what the primary decided in a batch."""
         self.early.on_batch_end()
-        return self.early.has_work
+
+    def send_early_without_store(self) -> bool:
+        """Do the same, unless that needs the store; return whether all was sent."""
+        if self.early.needs_store:
+            return False
+        self.early.on_batch_end()
+        return not self.early.has_work
 
     def catch_up(self) -> None:
         """Send the next parts to subscriptions that are behind and have credit, in turns.

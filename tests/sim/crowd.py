@@ -34,10 +34,14 @@ class SlowNode:
     def __init__(self, node: Replica, process: Process, insert_ns: int) -> None:
         self._node, self._process, self._insert_ns = node, process, insert_ns
         self.next_wakeup = node.next_wakeup
-        self.forward = node.plain_inserts.forward
-        self.hint = node.plain_inserts.hint
+        self.messages = node.plain_inserts.messages
+        self.receive = node.plain_inserts.receive
         self.end_batch = node.plain_inserts.end_batch
         self.pop_effects = node.plain_inserts.pop_effects
+
+    @property
+    def has_effects(self) -> bool:
+        return self._node.plain_inserts.has_effects
 
     def step(self, event: Event, now: int) -> list[Effect]:
         if type(event) is Received and type(event.message) is Insert:

@@ -215,7 +215,7 @@ def tail_is_far(s: Stage) -> tuple[int, Call]:
     silence(s)
     appender.wait(appender.insert(b"far", after=base + FAR))
     query = appender.begin(TailRequest(NEVER, sealed=True))
-    s.run(20 * DELAY_NS)
+    s.run(60 * DELAY_NS)  # The query waits for the service.
     before = sealed(query, base + FAR)
     later = other.wait(other.insert(b"later"))
     s.heal()

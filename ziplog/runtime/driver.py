@@ -1,11 +1,12 @@
 """The event loop of every server: steps one node with events, and carries out its effects in order.
 
 One iteration (`run_once`) steps waiting messages, posted events and a due `Wakeup`, then
-`BatchEnd`, then sleeps. Inserts, forwards and hints of other shards go to a server's short path
+`BatchEnd`, then sleeps. Inserts, and the messages that follow them, go to a server's short path
 first (`InsertPath`). While they are all that happens, batches end with the path's own, short end,
-until a `BatchEnd` is due; the store gets several of their entries together. An iteration steps at
-most 256 messages in a row, or for 50 ms, so that timers are on time. If messages are left, the next
-iteration reads ahead and handles urgent messages first (`inbox`).
+until a `BatchEnd` is due; the store gets several of their entries together. Meanwhile a `Persisted`
+waits for that `BatchEnd`. An iteration steps at most 256 messages in a row, or for 50 ms, so that
+timers are on time. If messages are left, the next iteration reads ahead and handles urgent messages
+first (`inbox`).
 
 Group commit: with `flush_before_send`, frames sent after a `Persist` are held until the end of the
 iteration, and one flush serves all (docs/protocol.md, section 10). Messages that report only stable
@@ -56,8 +57,6 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.inbox import Inbox
 from ziplog.runtime.process_logging import halt
 from ziplog.wire import (
-    Ahead,
-    Forward,
     Hello,
     Insert,
     Metrics,
@@ -135,7 +134,8 @@ class Driver:
             node: the node to run.
             transport: sends and receives the node's frames.
             store: receives the entries of `Persist` effects.
-            insert_path: accepts most inserts, forwards and hints in place of the node's `step`.
+            insert_path: accepts most inserts, and the messages that follow them, in place of the
+                node's `step`.
             store_delay_ns: longest time that the entries of these messages wait for others, so
                 that the store gets them together; any step ends it.
             flush_before_send: durability level `disk`.
@@ -160,10 +160,8 @@ class Driver:
         self._short: Final = self._short_handlers()
         #: Since the last `BatchEnd`, nothing but messages on the short path happened.
         self._is_resting = False
-        #: There may be effects of messages on the short path.
-        self._has_short_effects = False
-        #: These effects may include acks: the short path has handled a forward.
-        self._has_forward = False
+        #: Effects of messages on the short path may include acks: not all were inserts.
+        self._has_other_acks = False
         #: Entries of messages on the short path that the store has not got, and when it gets them.
         self._unstored: Final[list[Any]] = []
         self._store_at = 0
@@ -176,6 +174,8 @@ class Driver:
         self._inbox: Final = Inbox(transport.receive)
         self._is_behind = self._is_unread = False
         self._posted: deque[Event] = deque()
+        #: A posted event does not wait for the next `BatchEnd`.
+        self._has_urgent_event = False
         self._stopping = False
         self._held: list[tuple[bytes, bytes]] = []
         self._is_dirty = False
@@ -207,7 +207,8 @@ class Driver:
         """Return the handlers of messages that need no step, or that take the short path."""
         found: dict[type[Message], Callable[[bytes, Any, int], bool]] = {}
         if self._insert_path is not None:
-            found |= {Insert: self._insert, Forward: self._forward, Ahead: self._hint}
+            found |= dict.fromkeys(self._insert_path.messages, self._receive_short)
+            found[Insert] = self._insert
         if self._report is not None:
             found[MetricsQuery] = self._send_metrics
         if self._describe is not None:
@@ -243,7 +244,9 @@ class Driver:
         The queue has no limit: only events that the node itself caused may be posted.
         """
         self._posted.append(event)
-        self._transport.wake()
+        if not (self._is_resting and isinstance(event, Persisted)):
+            self._has_urgent_event = True
+            self._transport.wake()
 
     def post_frame(self, src: bytes, frame: bytes) -> None:
         """Queue a frame that did not come over the transport; drop it if it is bad."""
@@ -264,6 +267,7 @@ class Driver:
                 return
             began = self._clock()
         is_more = self._is_behind
+        self._has_urgent_event = False
         if self._posted:
             self._step_posted()
         now = self._clock()
@@ -284,12 +288,12 @@ class Driver:
         """
         path, transport, clock = self._insert_path, self._transport, self._clock
         assert path is not None
-        while self._is_resting and not self._posted and not self._stopping:
+        while self._is_resting and not self._has_urgent_event and not self._stopping:
             now, deadline = clock(), self._deadline
             if deadline is None or now >= deadline:
                 return False
             due = min(deadline, path.end_batch(now))
-            if self._has_short_effects:
+            if path.has_effects:
                 self._carry_out_short_path()
             if now >= due:
                 return False
@@ -353,29 +357,19 @@ class Driver:
         ack = self._insert_path.insert(src, message, now)
         if ack is None:
             return False
-        if self._has_forward:  # A client's acks stay in order.
+        if self._has_other_acks:  # A client's acks stay in order.
             self._carry_out_short_path()
         self._transport.send(src, encode(ack))
         if not now & _UNTIMED:
             self.short_acks.add(self._clock() - now)
-        self._has_short_effects |= ack.confirmed
         return True
 
-    def _forward(self, _src: bytes, message: Forward, now: int) -> bool:
-        """Pass a forward to the short path; return whether it was accepted."""
+    def _receive_short(self, src: bytes, message: Message, now: int) -> bool:
+        """Pass another message to the short path; return whether it was accepted."""
         assert self._insert_path is not None
-        if not self._insert_path.forward(message, now):
-            return False
-        self._has_short_effects = self._has_forward = True
-        return True
-
-    def _hint(self, _src: bytes, message: Ahead, now: int) -> bool:
-        """Pass a hint to the short path; return whether it was accepted."""
-        assert self._insert_path is not None
-        if not self._insert_path.hint(message, now):
-            return False
-        self._has_short_effects = True
-        return True
+        is_accepted = self._insert_path.receive(src, message, now)
+        self._has_other_acks |= is_accepted
+        return is_accepted
 
     def _introduce(self, src: bytes, message: NodeInfoQuery | Hello, _now: int) -> bool:
         """Reply with the description of this node."""
@@ -400,7 +394,7 @@ class Driver:
 
         Only level `memory` has a short path: its messages wait for no disk.
         """
-        self._has_short_effects = self._has_forward = False
+        self._has_other_acks = False
         assert self._insert_path is not None
         for effect in self._insert_path.pop_effects():
             if type(effect) is Persist:
@@ -424,7 +418,7 @@ class Driver:
 
     def _step(self, event: Event, now: int) -> None:
         self._is_resting = False
-        if self._has_short_effects:
+        if self._insert_path is not None and self._insert_path.has_effects:
             self._carry_out_short_path()
         if self._unstored:  # The step may read them.
             self.store_waiting_entries()

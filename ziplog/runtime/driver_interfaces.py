@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ziplog.core.message import Message
     from ziplog.core.node import Effect
-    from ziplog.wire import Ahead, Forward, Insert, InsertAck
+    from ziplog.wire import Insert, InsertAck
 
 
 class EntryStore(Protocol):
@@ -31,6 +34,11 @@ class EntryStore(Protocol):
 class InsertPath(Protocol):
     """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
 
+    @property
+    def messages(self) -> Iterable[type[Message]]:
+        """The kinds of messages that `receive` accepts."""
+        ...
+
     def insert(self, route: bytes, message: Insert, now: int, /) -> InsertAck | None:
         """Accept an insert and return its ack; None: nothing happened, pass it to `step`.
 
@@ -38,16 +46,17 @@ class InsertPath(Protocol):
         """
         ...
 
-    def forward(self, message: Forward, now: int, /) -> bool:
-        """Handle a forward; return False if nothing happened: pass it to `step`."""
-        ...
-
-    def hint(self, message: Ahead, now: int, /) -> bool:
-        """Handle another shard's hint; return False if nothing happened: pass it to `step`."""
+    def receive(self, route: bytes, message: Message, now: int, /) -> bool:
+        """Handle another message; return False if nothing happened: pass it to `step`."""
         ...
 
     def end_batch(self, now: int, /) -> int:
         """End a batch of these messages; return the time until which no `BatchEnd` is needed."""
+        ...
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether `pop_effects` returns any."""
         ...
 
     def pop_effects(self) -> list[Effect]:

@@ -45,6 +45,8 @@ class Report(Message, tag=VERSION * 256 + 31, frozen=True, gc=False):
     forward_immediately: bool = True
     #: This backup has subscribers.
     has_subscribers: bool = False
+    #: Some of them receive records. Earlier releases do not send it: they may have some.
+    has_followers: bool = True
 
 
 class Resend(Message, tag=VERSION * 256 + 32, frozen=True, gc=False):
@@ -76,7 +78,7 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
 
 
 class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):
-    """Lag-fix hint between primaries: `shard` has a record at `gsn` that readers wait to reach.
+    """Lag-fix hint of a primary: `shard` has a record at `gsn` that readers wait to reach.
 
     The receiver gives up its own positions below `gsn` (docs/protocol.md, section 13).
     """

@@ -13,8 +13,10 @@ from ziplog.core.node import (
     BatchEnd,
     Effect,
     Persist,
+    Persisted,
     Received,
     Send,
+    StorageChanged,
     Wakeup,
 )
 
@@ -35,17 +37,26 @@ class FakePath:
         self.effects.append(Persist(message.seq))
         return ack(message.seq)
 
-    def forward(self, message: wire.Forward, _now: int) -> bool:
-        self.effects += [Persist(message.first), Send(b"client", ack(message.first))]
+    @property
+    def messages(self) -> tuple[type[Message], ...]:
+        return (wire.Forward, wire.Ahead)
+
+    def receive(self, _route: bytes, message: Message, _now: int) -> bool:
+        if isinstance(message, wire.Forward):
+            self.effects += [Persist(message.first), Send(b"client", ack(message.first))]
+        else:
+            assert isinstance(message, wire.Ahead)
+            self.effects.append(Persist(message.gsn))
         return True
 
-    def hint(self, message: wire.Ahead, _now: int) -> bool:
-        self.effects.append(Persist(message.gsn))
-        return True
+    @property
+    def has_effects(self) -> bool:
+        return bool(self.effects)
 
     def end_batch(self, _now: int) -> int:
         self.ends += 1
-        self.effects.append(Send(b"reader", question(self.ends)))
+        if self.effects:
+            self.effects.append(Send(b"reader", question(self.ends)))
         return self.rest_until
 
     def pop_effects(self) -> list[Effect]:
@@ -167,6 +178,36 @@ def test_batch_end_follows_the_short_path_if_it_is_due() -> None:
     world.driver.run_once()
     assert path.ends == 0
     assert world.node.events == [Wakeup(), BatchEnd()]
+
+
+def test_persisted_waits_for_the_next_batch_end_of_a_driver_on_the_short_path() -> None:
+    world, path = on_short_path(plain(1))
+    world.transport.on_wait = lambda: world.driver.post(Persisted(1))
+    world.driver.run_once()
+    assert "wake" not in world.story
+    assert world.node.events == []
+    path.rest_until = world.now
+    world.transport.on_wait = lambda: None
+    world.driver.run_once()
+    assert world.node.events == [Persisted(1), BatchEnd()]
+
+
+def test_persisted_wakes_a_driver_that_waits_for_a_step() -> None:
+    world, path = on_short_path(plain(1))
+    path.rest_until = 0
+    world.transport.on_wait = lambda: world.driver.post(Persisted(1))
+    world.driver.run_once()
+    assert world.story[-1] == "wake"
+
+
+def test_other_events_end_the_short_path_at_once() -> None:
+    world, _ = on_short_path(plain(1))
+    world.driver.run_once()
+    world.driver.post(Persisted(1))
+    world.driver.post(StorageChanged(full=True))
+    assert world.story[-1] == "wake"
+    world.driver.run_once()
+    assert world.node.events == [Persisted(1), StorageChanged(full=True), BatchEnd()]
 
 
 def test_step_finds_the_entries_of_the_short_path() -> None:

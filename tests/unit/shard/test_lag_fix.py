@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -53,13 +54,19 @@ def put(world: World, *seqs: int, shard: int = 0, count: int = 1) -> None:
 
 
 def watch(world: World, *names: str) -> None:
-    """Add a reader that waits for decided positions."""
+    """Add a reader that waits for each record."""
     for name in names:
-        replica(world, name)._state.last_want = world.now
+        state = replica(world, name)._state
+        state.last_want, state.has_followers = world.now, True
+
+
+def all_hints(world: World) -> list[tuple[str, str, int]]:
+    return [(a, b, m.gsn) for a, b, m in world.sent if isinstance(m, wire.Ahead) and a != "c"]
 
 
 def hints(world: World) -> list[tuple[str, str, int]]:
-    return [(a, b, m.gsn) for a, b, m in world.sent if isinstance(m, wire.Ahead) and a != "c"]
+    """Return the hints to primaries."""
+    return [(src, dst, gsn) for src, dst, gsn in all_hints(world) if dst.endswith("-0")]
 
 
 def holes(world: World, name: str) -> int:
@@ -104,6 +111,8 @@ def test_primary_ahead_of_all_sends_hints_at_once() -> None:
     watch(world, FIRST)
     put(world, 1, 2)
     assert hints(world) == [(FIRST, SECOND, 4), (FIRST, "shard-2-0", 4)]
+    receivers = [dst for _, dst, _ in all_hints(world)]
+    assert receivers == ["shard-1-0", "shard-1-1", "shard-2-0", "shard-2-1"]
 
 
 def test_no_hints_are_sent_without_readers() -> None:
@@ -175,7 +184,7 @@ def test_among_many_members_no_hints_are_sent() -> None:
         grant(world, first_lease(members), members)
         world.run(1 * MS)
         lag_fix = replica(world, FIRST)._lag_fix
-        assert len(lag_fix._others) == expected
+        assert len(lag_fix._others) == 2 * expected
 
 
 # --- connections ---
@@ -233,6 +242,48 @@ def test_primary_that_is_behind_skips_to_the_hint_in_one_range() -> None:
     assert holes(world, SECOND) == 9
     put(world, 1, shard=1)
     assert [place.gsns for place in places(world, SECOND)] == [[20]]
+
+
+def hinted(*watched: str) -> World:
+    """Return a world whose second shard gets a hint and an insert before its backup's forward."""
+    world = calm_world()
+    watch(world, *watched)
+    for seq in range(1, 4):
+        put(world, seq, shard=1)
+    for name in shard_names(1, 1):
+        world.send("c", name, wire.Ahead(CLUSTER, 0, 99))
+        world.send("c", name, insert(4, shard=1))
+    world.run(1 * MS)
+    return world
+
+
+def test_backup_guesses_that_its_primary_skips_to_a_hint() -> None:
+    world = hinted(SECOND, "shard-1-1")
+    assert [place.gsns for place in places(world, SECOND)][3:] == [[100]]
+    acks = [m for _, _, m in world.sent if isinstance(m, wire.InsertAck) and m.seq == 4]
+    assert [
+        (ack.server, ack.gsns, ack.waited) for ack in sorted(acks, key=attrgetter("server"))
+    ] == [
+        (0, [100], False),
+        (1, [100], False),
+    ]
+
+
+def test_backup_without_readers_ignores_hints() -> None:
+    world = hinted()
+    assert [place.gsns for place in places(world, SECOND)][3:] == [[8]]
+    assert waited(world, 1) == []
+
+
+def test_backup_ignores_hints_beyond_its_leases() -> None:
+    world = calm_world()
+    watch(world, SECOND, "shard-1-1")
+    put(world, 1, shard=1)
+    for name in shard_names(1, 1):
+        world.send("c", name, wire.Ahead(CLUSTER, 0, 2**62))
+    put(world, 2, shard=1)
+    assert [place.gsns for place in places(world, SECOND)] == [[2], [4]]
+    assert waited(world, 1) == []
 
 
 def test_primary_without_readers_ignores_hints() -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ziplog.core.message import Message
     from ziplog.core.view import ShardState
+    from ziplog.wire import StreamKind
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 SERVERS = (BACKUP, PRIMARY)
@@ -105,12 +106,16 @@ def test_inserts_of_one_client_take_the_short_path() -> None:
 def test_plain_insert_is_forwarded_after_the_linger_time() -> None:
     world, seq = calm()
     path = replica(world, PRIMARY).plain_inserts
-    world.run(3 * MS)
+    world.run(10 * MS)
     replica(world, PRIMARY).step(BatchEnd(), world.now)
     before = world.now
     assert path.end_batch(before) == before + MAX_REST_NS, "nothing lingers"
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), before) is not None
     assert path.end_batch(before) == before + LINGER_NS
+    assert not sent(path, wire.Forward)
+    assert path.end_batch(before + LINGER_NS) == before + MAX_REST_NS
+    (forward,) = sent(path, wire.Forward)
+    assert [decision.seq for decision in forward.decisions] == [seq]
 
 
 def test_insert_at_a_backup_has_no_effect_but_its_ack() -> None:
@@ -128,7 +133,9 @@ def test_full_batch_of_decisions_is_forwarded_at_once() -> None:
     path = replica(world, PRIMARY).plain_inserts
     for number in range(seq, seq + MAX_LINGERING):
         path.insert(b"<c", insert(number, first_incomplete=seq), world.now)
-    assert path.end_batch(world.now) == 0
+    assert path.end_batch(world.now) > world.now, "no BatchEnd is due"
+    (forward,) = sent(path, wire.Forward)
+    assert len(forward.decisions) >= MAX_LINGERING
 
 
 def test_decisions_of_a_shard_that_is_not_calm_are_forwarded_after_each_batch() -> None:
@@ -151,7 +158,7 @@ def test_decisions_of_a_followed_shard_are_delivered_without_an_end_of_the_batch
     assert not sent(peer, wire.Deliver), "only decided records are delivered"
     assert path.end_batch(now) > now
     (forward,) = sent(path, wire.Forward)
-    assert peer.forward(forward, now)
+    assert peer.receive(b"<s", forward, now)
     assert peer.end_batch(now) > now
     (delivered,) = sent(peer, wire.Deliver)
     assert [unit.gsns for unit in delivered.units] == [[delivered.frontier - 1]]
@@ -187,15 +194,18 @@ def test_closed_path_forwards_nothing() -> None:
     assert not path.pop_effects()
 
 
-def test_primary_without_backups_needs_every_batch_end() -> None:
+def test_primary_without_backups_delivers_on_the_short_path() -> None:
     world = calm_world(f=0)
+    world.send("c", PRIMARY, wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 2**30))
     seq = 1
     for seq in range(1, 5):
         world.send("c", PRIMARY, insert(seq, first_incomplete=seq))
         world.run(MS)
     path = replica(world, PRIMARY).plain_inserts
     assert path.insert(b"<c", insert(seq + 1, first_incomplete=seq), world.now) is not None
-    assert path.end_batch(world.now) == 0
+    assert path.end_batch(world.now) > world.now, "no BatchEnd is due"
+    (delivered,) = sent(path, wire.Deliver)
+    assert [unit.gsns for unit in delivered.units] == [[delivered.frontier - 1]]
 
 
 def forward_of(world: World, *units: int, skipped: int = 0) -> wire.Forward:
@@ -216,7 +226,7 @@ def test_missing_part_of_the_stream_closes_the_backups_path(skipped: int) -> Non
     path = replica(world, BACKUP).plain_inserts
     if skipped:
         assert path.insert(b"<c", insert(seq + 1, first_incomplete=seq), world.now) is not None
-    assert path.forward(forward_of(world, seq, seq + 1, skipped=skipped), world.now)
+    assert path.receive(b"<s", forward_of(world, seq, seq + 1, skipped=skipped), world.now)
     assert path.end_batch(world.now) == 0, "the backup must request what is missing"
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is None
 
@@ -228,7 +238,7 @@ def test_backup_that_is_not_aligned_closes_its_path() -> None:
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
     forward = forward_of(world, seq)
     node._backup.guesses._skip_slots = 1
-    assert path.forward(forward, world.now)
+    assert path.receive(b"<s", forward, world.now)
     assert path.end_batch(world.now) == 0
 
 
@@ -242,7 +252,7 @@ def test_reader_that_is_behind_needs_the_batch_end() -> None:
         assert replica(world, PRIMARY).plain_inserts.insert(b"<c", plain, world.now) is not None
     replica(world, PRIMARY).plain_inserts.end_batch(world.now)
     (forward,) = sent(replica(world, PRIMARY).plain_inserts, wire.Forward)
-    assert path.forward(forward, world.now)
+    assert path.receive(b"<s", forward, world.now)
     assert path.end_batch(world.now) == 0
 
 
@@ -251,13 +261,16 @@ def test_reader_that_is_behind_needs_the_batch_end() -> None:
     [{"view": 2}, {"shard": 1}, {"cluster": CLUSTER + 1}],
     ids=["view", "shard", "cluster"],
 )
-def test_foreign_forward_is_stepped(changes: dict[str, int]) -> None:
+def test_foreign_forward_changes_nothing(changes: dict[str, int]) -> None:
     world, seq = followed()
     path = replica(world, BACKUP).plain_inserts
     forward = msgspec.structs.replace(forward_of(world, seq), **changes)
-    assert not path.forward(forward, world.now)
-    assert not replica(world, PRIMARY).plain_inserts.forward(forward, world.now)
-    assert path.end_batch(world.now) == world.now + MAX_REST_NS, "nothing happened"
+    last = replica(world, BACKUP)._state.stream.last
+    for name in SERVERS:
+        assert replica(world, name).plain_inserts.receive(b"<s", forward, world.now)
+    assert path.end_batch(world.now) == world.now + MAX_REST_NS
+    assert replica(world, BACKUP)._state.stream.last == last
+    assert not path.pop_effects()
 
 
 def test_closed_path_handles_no_forward() -> None:
@@ -266,7 +279,7 @@ def test_closed_path_handles_no_forward() -> None:
     node = replica(world, BACKUP)
     last = node._state.stream.last
     node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
-    assert not node.plain_inserts.forward(forward, world.now)
+    assert not node.plain_inserts.receive(b"<s", forward, world.now)
     assert node._state.stream.last == last
 
 
@@ -274,27 +287,27 @@ def test_a_hint_is_decided_and_forwarded_on_the_short_path() -> None:
     world, seq = followed()
     path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
     end = node._state.stream.end
-    assert path.hint(wire.Ahead(CLUSTER, 1, end + 10), world.now)
+    assert path.receive(b"<s", wire.Ahead(CLUSTER, 1, end + 10), world.now)
     assert node._state.stream.end == end + 10
     path.end_batch(world.now)
     (forward,) = sent(path, wire.Forward)
     assert forward.decisions == [Skip(end, end + 10)]
     # Inserts continue after it.
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
-    assert path.hint(wire.Ahead(CLUSTER, 1, end), world.now), "an old one changes nothing"
+    assert path.receive(b"<s", wire.Ahead(CLUSTER, 1, end), world.now), "an old one changes nothing"
     path.end_batch(world.now)
     (forward,) = sent(path, wire.Forward)
     assert [type(decision) for decision in forward.decisions] == [Place]
 
 
-def test_a_hint_that_the_short_path_cannot_take_changes_nothing() -> None:
+def test_hint_of_another_cluster_and_on_a_closed_path_changes_nothing() -> None:
     world, _ = followed()
-    node, backup = replica(world, PRIMARY), replica(world, BACKUP)
+    node = replica(world, PRIMARY)
     end = node._state.stream.end
-    assert not node.plain_inserts.hint(wire.Ahead(CLUSTER + 1, 1, end + 10), world.now)
-    assert not backup.plain_inserts.hint(wire.Ahead(CLUSTER, 1, end + 10), world.now)
+    assert node.plain_inserts.receive(b"<s", wire.Ahead(CLUSTER + 1, 1, end + 10), world.now)
+    assert not node.plain_inserts.pop_effects()
     node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
-    assert not node.plain_inserts.hint(wire.Ahead(CLUSTER, 1, end + 10), world.now)
+    assert not node.plain_inserts.receive(b"<s", wire.Ahead(CLUSTER, 1, end + 10), world.now)
     assert node._state.stream.end == end
 
 
@@ -445,13 +458,16 @@ class Schedule:
             self._to_servers("c", wire.Want(CLUSTER, 0, 0, self._random.randrange(1, 5000)))
         elif chance < 0.03:
             ahead = self._lease.base + self._random.randrange(300)
-            world.send("d", PRIMARY, wire.Ahead(CLUSTER, 1, ahead))
+            self._to_servers("d", wire.Ahead(CLUSTER, 1, ahead))
         elif chance < 0.035:
             world.send("c", BACKUP, self._subscription("c"))
         elif chance < 0.04:
             world.send("c", BACKUP, wire.Unsubscribe(CLUSTER, 0, b"c" * 16, 1))
         elif chance < 0.05:
             be_calm(world)
+        elif chance < 0.055:
+            credit = self._random.choice([self._lease.base + 500, 2**31])
+            world.send("c", BACKUP, wire.Credit(CLUSTER, 0, 1, b"c" * 16, 1, credit))
         elif chance < 0.06:
             world.run(self._random.choice([3, 12, 50]) * MS)
         else:
@@ -460,7 +476,8 @@ class Schedule:
 
     def _subscription(self, client: str) -> wire.Subscribe:
         credit = self._random.choice([2_000, 2**30])
-        return wire.Subscribe(CLUSTER, 0, 1, client.encode() * 16, 1, 1, credit)
+        kind: StreamKind = self._random.choice(["units", "units", "frontier"])
+        return wire.Subscribe(CLUSTER, 0, 1, client.encode() * 16, 1, 1, credit, kind)
 
     def _insert(self, client: str) -> None:
         draw = self._random
@@ -523,3 +540,4 @@ def test_short_path_changes_no_ack_and_no_entry(seed: int) -> None:
         ]
         assert forwards[0] == forwards[1]
     assert stepped.plain_inserts == 0 < short.plain_inserts
+    assert not stepped.plain_messages

@@ -9,6 +9,7 @@ from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, repl
 from tests.unit.shard.test_reports import NO_FLUSH_NS, reports
 from tests.world import CLUSTER, MS, US, World, first_lease, grant, insert, probe
 from ziplog import wire
+from ziplog.core.node import BatchEnd, Received
 
 CLIENT = b"c" * 16
 
@@ -190,5 +191,33 @@ def test_other_shards_get_hints_of_appends_only(server: str) -> None:
     assert forwards(world) == 1
     assert not any(isinstance(m, wire.Ahead) for _, _, m in world.sent)
     place(world, 3, sealed=True)
-    hints = [m.gsn for _, _, m in world.sent if isinstance(m, wire.Ahead)]
-    assert hints == 2 * [replica(world)._state.stream.last_record]
+    assert hints(world) == 2 * [replica(world)._state.stream.last_record]
+
+
+def hints(world: World) -> list[int]:
+    return [m.gsn for _, _, m in world.sent if isinstance(m, wire.Ahead)]
+
+
+def test_wrong_guesses_alone_cause_no_hints() -> None:
+    world = idle_client(BACKUP, shards=2)
+    backup = replica(world, BACKUP)._backup
+    assert backup is not None
+    backup._wrong_guesses = 2**20 - 1
+    world.inject(BACKUP, BatchEnd())
+    world.run(1 * MS)
+    place(world, 2)
+    assert (forwards(world), hints(world)) == (1, []), "no reader waits for the decision"
+    world.send("c", BACKUP, wire.Subscribe(CLUSTER, 0, 1, CLIENT, 2, 1, 2**20))
+    world.run(1 * MS)
+    world.sent.clear()
+    place(world, 3)
+    assert hints(world) == 2 * [replica(world)._state.stream.last_record]
+
+
+def test_a_backup_of_an_earlier_release_may_have_followers() -> None:
+    world = idle_client(BACKUP, shards=2)
+    report = wire.Report(CLUSTER, 0, 1, 1, 1, 1, 1, True, True)
+    world.inject(PRIMARY, Received(b"shard-0-1", report))
+    world.sent.clear()
+    place(world, 2)
+    assert hints(world) == 2 * [replica(world)._state.stream.last_record]

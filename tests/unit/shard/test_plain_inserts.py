@@ -184,6 +184,18 @@ def test_batch_end_is_due_when_a_delayed_hint_is() -> None:
         assert path.end_batch(world.now) == world.now + 1
 
 
+def test_batch_end_is_due_when_a_reader_waits_for_a_report() -> None:
+    world, seq = calm()
+    path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
+    node.step(BatchEnd(), world.now)
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+    path.end_batch(world.now + LINGER_NS)
+    assert sent(path, wire.Forward)
+    end = node._state.stream.end
+    assert path.receive(b"<c", wire.Want(CLUSTER, 0, 7, end - 1), world.now + LINGER_NS)
+    assert path.end_batch(world.now + LINGER_NS) <= world.now + LINGER_NS
+
+
 def test_closed_path_forwards_nothing() -> None:
     world, seq = followed()
     path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 SETTLE_INTERVAL_NS: Final = 100 * NS_PER_MS
 #: Longest time that a report waits if nothing at the primary waits for it.
 REPORT_LINGER_NS: Final = 10 * NS_PER_MS
+#: Time after which the primary learns that decisions may wait again: another append may follow.
+LINGER_AGAIN_NS: Final = NS_PER_MS
 #: Time without a forward, while entries are unstable, before requesting the last one again.
 STABLE_REQUEST_DELAY_NS: Final = 1000 * NS_PER_MS
 #: Most decisions held back by a missing body.
@@ -77,6 +79,8 @@ class Backup:
         self._request_due: int | None = None
         #: Latest time of the next report, in ns; _NEVER: none is due.
         self._report_at = _NEVER
+        #: When to report that the primary need not forward at once; `_NEVER`: it must.
+        self._linger_again_at = _NEVER
         #: The last entry reported, and whether forwards were requested immediately.
         self._reported = 0
         self._reported_immediate = True
@@ -183,7 +187,7 @@ class Backup:
     @property
     def rest_until(self) -> int:
         """Time until which the batches need no `on_batch_end`, in ns."""
-        return self._report_at
+        return min(self._report_at, self._linger_again_at)
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
         """Handle another copy of a known unit: ack its slots again, or refuse it."""
@@ -431,12 +435,17 @@ class Backup:
 
     def on_batch_end(self, now: int) -> None:
         """Report progress that is new or was requested."""
-        state = self._state
+        state, needs_forwards_now = self._state, self._needs_forwards_now
+        if needs_forwards_now:
+            self._linger_again_at = _NEVER
+        elif self._reported_immediate:
+            self._linger_again_at = min(self._linger_again_at, now + LINGER_AGAIN_NS)
         if (
             now >= self._report_at
+            or now >= self._linger_again_at
             or state.has_subscribers is not self._reported_subscribers
             or state.has_followers is not self._reported_followers
-            or self._needs_forwards_now is not self._reported_immediate
+            or (needs_forwards_now and not self._reported_immediate)
         ):
             self._report(now)
 
@@ -456,7 +465,8 @@ class Backup:
             self._report_at = now + REPORT_LINGER_NS
             return
         last = state.stream.last
-        self._report_at, self._reported = _NEVER, last
+        self._report_at = self._linger_again_at = _NEVER
+        self._reported = last
         self._reported_subscribers, self._reported_at = state.has_subscribers, now
         self._reported_followers = state.has_followers
         self._reported_immediate = self._needs_forwards_now
@@ -523,7 +533,7 @@ class Backup:
 
     def next_wakeup(self, _now: int) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""
-        due = self._report_at
+        due = self.rest_until
         if self._missing_due is not None:
             due = min(due, self._missing_due)
         if self._reported_subscribers:

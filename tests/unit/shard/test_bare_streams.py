@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shard.ordering.backup import LINGER_AGAIN_NS
 from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, replica, sent, trim
 from tests.unit.shard.test_reports import NO_FLUSH_NS, reports
 from tests.world import CLUSTER, MS, US, World, first_lease, grant, insert, probe
@@ -192,6 +193,21 @@ def test_other_shards_get_hints_of_appends_only(server: str) -> None:
     assert not any(isinstance(m, wire.Ahead) for _, _, m in world.sent)
     place(world, 3, sealed=True)
     assert hints(world) == 2 * [replica(world)._state.stream.last_record]
+
+
+def test_primary_forwards_at_once_until_no_append_follows() -> None:
+    world = idle_client(BACKUP)
+    demands: list[bool] = []
+    for seq in range(2, 6):
+        end = replica(world)._state.stream.end
+        world.send("c", BACKUP, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, end))
+        world.run(100 * US)
+        place(world, seq)
+        demands = [m.forward_immediately for _, _, m in world.sent if isinstance(m, wire.Report)]
+        assert set(demands) == {True}
+    world.run(LINGER_AGAIN_NS)
+    answers = [m.forward_immediately for _, _, m in world.sent if isinstance(m, wire.Report)]
+    assert answers[len(demands) :] == [False]
 
 
 def hints(world: World) -> list[int]:

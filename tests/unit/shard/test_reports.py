@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shard.ordering import backup as backups
 from shard.ordering import primary as module
-from shard.ordering.backup import REPORT_LINGER_NS
+from shard.ordering.backup import LINGER_AGAIN_NS, REPORT_LINGER_NS
 from shard.replica import Replica
 from tests.world import CLUSTER, MS, US, Link, World, calm_world, insert, probe
 from ziplog import wire
@@ -104,6 +104,7 @@ def test_report_follows_a_change_of_what_the_primary_may_do() -> None:
     backup._backup._wrong_guesses = 0
     before = len(reports(world))
     place(world, 3)
+    world.run(LINGER_AGAIN_NS)
     assert len(reports(world)) == before + 1
 
 

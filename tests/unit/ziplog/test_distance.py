@@ -81,6 +81,7 @@ EXCEPTIONS: Final = {
         "shard.ordering.rate._NO_PAUSE_NS",
         "shard.ordering.watermarks.WATERMARK_DELAY_NS",
         "shard.ordering.primary.LINGER_NS",
+        "shard.ordering.backup.LINGER_AGAIN_NS",
         "shard.ordering.backup.REPORT_LINGER_NS",
         "shard.ordering.epoch_closer.EPOCH_END_DELAY_NS",
         "shard.membership.heartbeat.READERS_HEARTBEAT_NS",

@@ -438,8 +438,8 @@ class Backup:
         state, needs_forwards_now = self._state, self._needs_forwards_now
         if needs_forwards_now:
             self._linger_again_at = _NEVER
-        elif self._reported_immediate:
-            self._linger_again_at = min(self._linger_again_at, now + LINGER_AGAIN_NS)
+        elif self._reported_immediate and self._linger_again_at == _NEVER:
+            self._linger_again_at = now + LINGER_AGAIN_NS
         if (
             now >= self._report_at
             or now >= self._linger_again_at
@@ -462,7 +462,7 @@ class Backup:
     def _report(self, now: int) -> None:
         state = self._state
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
-            self._report_at = now + REPORT_LINGER_NS
+            self._report_at = self._linger_again_at = now + REPORT_LINGER_NS
             return
         last = state.stream.last
         self._report_at = self._linger_again_at = _NEVER

@@ -368,8 +368,9 @@ class Replica:
     def _on_batch_end(self) -> None:
         state = self._state
         if state.state == "up":
-            self._deliver_stable(self._role.newly_stable(self._now), self._now)
+            news = self._role.newly_stable(self._now)
             self._role.on_batch_end(self._now)
+            self._deliver_stable(news, self._now)
         if state.has_early_streams:
             self._readers.send_early()
         if self._readers.has_work:

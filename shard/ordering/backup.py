@@ -18,12 +18,13 @@ from shard.ordering.admission import (
     refuse_forgotten,
     refuse_permanently,
 )
+from shard.ordering.hints import Hints
 from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
 from shard.state.guesses import Guesses
 from shard.state.replica_state import MAX_BACKLOG_BYTES
 from shard.state.sessions import HeldUnit
 from ziplog.core import distance
-from ziplog.core.entries import Expire, Place
+from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Report, Resend, Want
 
@@ -101,8 +102,7 @@ class Backup:
         self._arriving: HeldUnit | None = None
         #: Bytes of bodies of units that the primary has not placed.
         self._undecided_bytes = 0
-        #: The highest position in a hint of another shard.
-        self._hinted_end = 0
+        self._hints: Final = Hints()
 
     def restore(self) -> None:
         """Restore after a restart: promises are kept, other units wait for decisions."""
@@ -161,7 +161,7 @@ class Backup:
     def _next_guess_from(self, now: int) -> int:
         """Return the first gsn that the primary may decide next."""
         state = self._state
-        floor = max(state.stream.end, self._received_end, self._hinted_end)
+        floor = max(state.stream.end, self._received_end, self._hints.floor)
         if now - self._last_activity_at >= STREAM_ACTIVE_NS:
             floor = max(floor, state.clock.current_epoch_base(now))
         return floor
@@ -257,7 +257,7 @@ class Backup:
         """
         state = self._state
         if gsn < state.clock.limit and state.has_readers(now):
-            self._hinted_end = max(self._hinted_end, gsn)
+            self._hints.on_hint(gsn)
 
     def on_settled(self, session: Session, first_incomplete: int, _now: int) -> None:
         """Forget the units below the client's `first_incomplete`."""
@@ -346,6 +346,7 @@ class Backup:
         assert not unit.confirmed, "the primary placed a unit twice"
         self._undecided_bytes -= len(unit.body)
         is_kept = unit.gsns == gsns and unit.checksum == place.checksum
+        self._hints.on_place(unit.guess, gsns[0])
         if displaced := self.guesses.place(unit, gsns):
             self._displace(displaced)
         state.record(
@@ -389,7 +390,8 @@ class Backup:
                 sessions.raise_horizon(session)
                 if not session.units:
                     sessions.expire(decision.client)
-        else:
+        elif type(decision) is Skip:
+            self._hints.on_skip(decision.stop)
             self._displace(self.guesses.skip(state.stream.end))
 
     def _displace(self, units: list[HeldUnit]) -> None:
@@ -465,11 +467,13 @@ class Backup:
             self._report_at = self._linger_again_at = now + REPORT_LINGER_NS
             return
         last = state.stream.last
-        self._report_at = self._linger_again_at = _NEVER
-        self._reported = last
+        self._report_at, self._reported = _NEVER, last
         self._reported_subscribers, self._reported_at = state.has_subscribers, now
         self._reported_followers = state.has_followers
-        self._reported_immediate = self._needs_forwards_now
+        is_soon = self._reported_immediate and now < self._linger_again_at
+        self._reported_immediate = self._needs_forwards_now or is_soon
+        if not self._reported_immediate:
+            self._linger_again_at = _NEVER
         state.send(
             self._primary,
             Report(
@@ -486,7 +490,10 @@ class Backup:
         return (
             state.has_followers
             or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES
-            or (bool(state.awaiting) and state.is_awaited_from(state.stream.end))
+            or (
+                bool(state.awaiting)
+                and state.is_awaited_from(state.clock.next_owned(state.stream.end))
+            )
         )
 
     def tick(self, now: int) -> None:

@@ -168,9 +168,9 @@ class PlainInserts:
         rest_until = role.rest_until
         if self._has_message or now >= rest_until:
             self._has_message = False
-            is_behind = self._deliver(role.newly_stable(now), now)
+            news = role.newly_stable(now)
             role.on_batch_end(now)
-            if is_behind:
+            if self._deliver(news, now):
                 return 0
             if self._state.has_early_streams and not self._send_early():
                 return 0

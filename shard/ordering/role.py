@@ -51,5 +51,5 @@ class Role(Protocol):
         ...
 
     def on_batch_end(self, now: int, /) -> None:
-        """Send what a batch caused, after readers got what became stable."""
+        """Send what a batch caused to the other servers."""
         ...

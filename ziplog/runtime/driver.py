@@ -396,13 +396,15 @@ class Driver:
         """
         self._has_other_acks = False
         assert self._insert_path is not None
+        messages: list[Effect] = []
         for effect in self._insert_path.pop_effects():
             if type(effect) is Persist:
                 if not self._unstored:
                     self._store_at = self._clock() + self._store_delay_ns
                 self._unstored.append(effect.entry)
             else:
-                self._handlers[type(effect)](effect)
+                messages.append(effect)
+        self._carry_out(messages)
 
     def store_waiting_entries(self) -> None:
         """Append the entries of messages on the short path to the store."""

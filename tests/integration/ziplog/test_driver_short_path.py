@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from tests.integration.ziplog.driver_world import (
     World,
@@ -166,6 +167,23 @@ def test_acks_on_the_short_path_stay_in_order() -> None:
     world.driver.run_once()
     acks = [message for dst, message in world.story if dst == b"client"]
     assert acks == [ack(1), ack(7), ack(2)]
+
+
+def test_many_messages_of_the_short_path_are_gathered() -> None:
+    world, path = on_short_path()
+    gathered: list[bool] = []
+    send = world.transport.send
+
+    def record(dst: bytes, frame: bytes) -> bool:
+        gathered.append(world.transport.gathers)
+        return send(dst, frame)
+
+    for count in (7, 8):
+        path.effects = [Send(b"reader", question(number)) for number in range(count)]
+        with patch.object(world.transport, "send", record):
+            world.driver._carry_out_short_path()
+    assert gathered == 7 * [False] + 8 * [True]
+    assert not world.transport.gathers
 
 
 def test_batch_end_follows_the_short_path_if_it_is_due() -> None:

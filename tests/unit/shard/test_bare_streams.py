@@ -210,6 +210,22 @@ def test_primary_forwards_at_once_until_no_append_follows() -> None:
     assert answers[len(demands) :] == [False]
 
 
+def test_report_for_another_reason_keeps_the_demand() -> None:
+    world = idle_client(BACKUP)
+    world.send("e", PRIMARY, wire.Subscribe(CLUSTER, 0, 1, b"e" * 16, 7, 1, 0, "frontier"))
+    world.run(2 * MS)
+    world.sent.clear()
+    end = replica(world)._state.stream.end
+    world.send("e", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"e" * 16, 7, end))
+    world.send("c", BACKUP, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, end))
+    world.run(100 * US)
+    place(world, 2)
+    world.run(300 * US)
+    sent_reports = [m for _, _, m in world.sent if isinstance(m, wire.Report)]
+    assert len(sent_reports) > 1
+    assert all(report.forward_immediately for report in sent_reports)
+
+
 def hints(world: World) -> list[int]:
     return [m.gsn for _, _, m in world.sent if isinstance(m, wire.Ahead)]
 

@@ -269,6 +269,41 @@ def test_backup_guesses_that_its_primary_skips_to_a_hint() -> None:
     ]
 
 
+def late(world: World) -> list[int]:
+    """Return the units of the second shard whose ack waited for the primary's decision."""
+    return waited(world, 1)
+
+
+def test_backup_ignores_hints_that_its_primary_does_not_follow() -> None:
+    world = calm_world()
+    watch(world, SECOND, "shard-1-1")
+    for seq in range(1, 4):
+        put(world, seq, shard=1)
+    for seq in range(4, 204):
+        end = replica(world, SECOND)._state.stream.end
+        world.send("c", "shard-1-1", wire.Ahead(CLUSTER, 0, end + 2000))
+        put(world, seq, shard=1)
+    assert 0 < len(late(world)) < 20
+
+
+def test_backup_follows_hints_again_once_its_primary_does() -> None:
+    world = calm_world()
+    watch(world, SECOND, "shard-1-1")
+    world.send("c", "shard-1-1", wire.Ahead(CLUSTER, 0, 999))
+    for seq in range(1, 30):
+        put(world, seq, shard=1)
+    for gsn in (2001, 3001):  # It ignores the first one, which its primary follows.
+        for name in shard_names(1, 1):
+            world.send("c", name, wire.Ahead(CLUSTER, 0, gsn))
+        world.run(MS)
+    before = len(late(world))
+    for name in shard_names(1, 1):
+        world.send("c", name, wire.Ahead(CLUSTER, 0, 4001))
+        world.send("c", name, insert(30, shard=1))
+    world.run(MS)
+    assert len(late(world)) == before
+
+
 def test_backup_without_readers_ignores_hints() -> None:
     world = hinted()
     assert [place.gsns for place in places(world, SECOND)][3:] == [[8]]

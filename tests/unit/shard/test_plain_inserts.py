@@ -254,6 +254,17 @@ def test_backup_that_is_not_aligned_closes_its_path() -> None:
     assert path.end_batch(world.now) == 0
 
 
+def test_backup_reports_before_it_delivers() -> None:
+    world, seq = followed()
+    path = replica(world, BACKUP).plain_inserts
+    assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
+    forward = msgspec.structs.replace(forward_of(world, seq), report_immediately=True)
+    assert path.receive(b"<s", forward, world.now)
+    path.end_batch(world.now)
+    messages = [effect.message for effect in path.pop_effects() if isinstance(effect, Send)]
+    assert [type(message) for message in messages] == [wire.Report, wire.Deliver]
+
+
 def test_reader_that_is_behind_needs_the_batch_end() -> None:
     world, seq = followed(credit=10 * 1024)
     path = replica(world, BACKUP).plain_inserts

@@ -404,7 +404,8 @@ class Driver:
                 self._unstored.append(effect.entry)
             else:
                 messages.append(effect)
-        self._carry_out(messages)
+        if messages:
+            self._carry_out(messages)
 
     def store_waiting_entries(self) -> None:
         """Append the entries of messages on the short path to the store."""

@@ -80,7 +80,8 @@ class Beat(Message, tag=VERSION * 256 + 33, frozen=True, gc=False):
 class Ahead(Message, tag=VERSION * 256 + 36, frozen=True, gc=False):
     """Lag-fix hint of a primary: `shard` has a record at `gsn` that readers wait to reach.
 
-    The receiver gives up its own positions below `gsn` (docs/protocol.md, section 13).
+    A primary gives up its positions below `gsn`, and its backups guess so (docs/protocol.md,
+    section 13.4).
     """
 
     shard: ShardId

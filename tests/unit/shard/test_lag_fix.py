@@ -269,11 +269,6 @@ def test_backup_guesses_that_its_primary_skips_to_a_hint() -> None:
     ]
 
 
-def late(world: World) -> list[int]:
-    """Return the units of the second shard whose ack waited for the primary's decision."""
-    return waited(world, 1)
-
-
 def test_backup_ignores_hints_that_its_primary_does_not_follow() -> None:
     world = calm_world()
     watch(world, SECOND, "shard-1-1")
@@ -283,7 +278,7 @@ def test_backup_ignores_hints_that_its_primary_does_not_follow() -> None:
         end = replica(world, SECOND)._state.stream.end
         world.send("c", "shard-1-1", wire.Ahead(CLUSTER, 0, end + 2000))
         put(world, seq, shard=1)
-    assert 0 < len(late(world)) < 20
+    assert 0 < len(waited(world, 1)) < 20
 
 
 def test_backup_follows_hints_again_once_its_primary_does() -> None:
@@ -296,12 +291,12 @@ def test_backup_follows_hints_again_once_its_primary_does() -> None:
         for name in shard_names(1, 1):
             world.send("c", name, wire.Ahead(CLUSTER, 0, gsn))
         world.run(MS)
-    before = len(late(world))
+    before = len(waited(world, 1))
     for name in shard_names(1, 1):
         world.send("c", name, wire.Ahead(CLUSTER, 0, 4001))
         world.send("c", name, insert(30, shard=1))
     world.run(MS)
-    assert len(late(world)) == before
+    assert len(waited(world, 1)) == before
 
 
 def test_backup_without_readers_ignores_hints() -> None:

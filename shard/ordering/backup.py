@@ -19,14 +19,14 @@ from shard.ordering.admission import (
     refuse_permanently,
 )
 from shard.ordering.hints import Hints
-from shard.state.decision_log import STREAM_ACTIVE_NS, SUBSCRIBERS_REPORT_NS, end_after
+from shard.ordering.reports import Reports
+from shard.state.decision_log import STREAM_ACTIVE_NS, end_after
 from shard.state.guesses import Guesses
-from shard.state.replica_state import MAX_BACKLOG_BYTES
 from shard.state.sessions import HeldUnit
 from ziplog.core import distance
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.units import NS_PER_MS
-from ziplog.wire import Report, Resend, Want
+from ziplog.wire import Resend, Want
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 #: Interval between requests to decide the promised slots.
 SETTLE_INTERVAL_NS: Final = 100 * NS_PER_MS
-#: Longest time that a report waits if nothing at the primary waits for it.
-REPORT_LINGER_NS: Final = 10 * NS_PER_MS
-#: Time after which the primary learns that decisions may wait again: another append may follow.
-LINGER_AGAIN_NS: Final = NS_PER_MS
 #: Time without a forward, while entries are unstable, before requesting the last one again.
 STABLE_REQUEST_DELAY_NS: Final = 1000 * NS_PER_MS
 #: Most decisions held back by a missing body.
@@ -49,11 +45,7 @@ MAX_HELD_DECISIONS: Final = 16_384
 MAX_PROMISED_UNITS: Final = 4096
 #: Most bytes of bodies that wait for the primary's decision.
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
-#: The primary may batch forwards while at most this many of the latest guesses were wrong.
-COUNTED_GUESSES: Final = 256
-MAX_WRONG_GUESSES: Final = 5
 _NEVER: Final = 2**63
-_ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
 
 
 class Backup:
@@ -78,16 +70,6 @@ class Backup:
         self._received_end = 0
         #: Time of the next request for missing decisions; None while none is missing.
         self._request_due: int | None = None
-        #: Latest time of the next report, in ns; _NEVER: none is due.
-        self._report_at = _NEVER
-        #: When to report that the primary need not forward at once; `_NEVER`: it must.
-        self._linger_again_at = _NEVER
-        #: The last entry reported, and whether forwards were requested immediately.
-        self._reported = 0
-        self._reported_immediate = True
-        #: Whether the last report said that this backup has subscribers, and its time.
-        self._reported_subscribers = self._reported_followers = False
-        self._reported_at = -(2**62)
         self._durable = state.stream.last
         #: Time of the last forward from the primary, and of the last request to it.
         self._last_forward_at = -(2**62)
@@ -96,13 +78,12 @@ class Backup:
         self._requested_at = -(2**62)
         #: Time of the next request to decide the promised slots.
         self._settle_at = -(2**62)
-        #: The latest guesses, a bit for each; 1: it was wrong.
-        self._wrong_guesses = _ALL_WRONG
         #: The unit that is being accepted.
         self._arriving: HeldUnit | None = None
         #: Bytes of bodies of units that the primary has not placed.
         self._undecided_bytes = 0
         self._hints: Final = Hints()
+        self._reports: Final = Reports(state)
 
     def restore(self) -> None:
         """Restore after a restart: promises are kept, other units wait for decisions."""
@@ -187,7 +168,7 @@ class Backup:
     @property
     def rest_until(self) -> int:
         """Time until which the batches need no `on_batch_end`, in ns."""
-        return min(self._report_at, self._linger_again_at)
+        return self._reports.due
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
         """Handle another copy of a known unit: ack its slots again, or refuse it."""
@@ -283,10 +264,7 @@ class Backup:
         if forward.first <= expected:
             self._receive(forward.decisions[known:], now)
         self._apply(now)
-        if forward.report_immediately:
-            self._report_at = now
-        elif stream.last > self._reported:
-            self._report_at = min(self._report_at, now + REPORT_LINGER_NS)
+        self._reports.on_forward(now, is_requested=forward.report_immediately)
         news: list[Entry] = []
         if forward.stable > stream.stable:
             news = stream.stabilise(min(forward.stable, stream.last))
@@ -373,7 +351,7 @@ class Backup:
         if unit is self._arriving:  # The decision came first: no guess was needed, none was wrong.
             state.ack(unit)
             return True
-        self._wrong_guesses = (self._wrong_guesses << 1 | (not is_kept)) & _ALL_WRONG
+        self._reports.on_guess(is_right=is_kept)
         if not is_kept:
             state.ack(unit, waited=True)
         return True
@@ -412,7 +390,7 @@ class Backup:
         """Record that this server's own entries up to `fseq` are on stable storage."""
         if fseq > self._durable:
             self._durable = fseq
-            self._report_at = 0
+            self._reports.on_durable()
 
     def settle_promises(self, now: int) -> bool:
         """Ask the primary to decide the promised slots; return whether no promise is left.
@@ -437,19 +415,7 @@ class Backup:
 
     def on_batch_end(self, now: int) -> None:
         """Report progress that is new or was requested."""
-        state, needs_forwards_now = self._state, self._needs_forwards_now
-        if needs_forwards_now:
-            self._linger_again_at = _NEVER
-        elif self._reported_immediate and self._linger_again_at == _NEVER:
-            self._linger_again_at = now + LINGER_AGAIN_NS
-        if (
-            now >= self._report_at
-            or now >= self._linger_again_at
-            or state.has_subscribers is not self._reported_subscribers
-            or state.has_followers is not self._reported_followers
-            or (needs_forwards_now and not self._reported_immediate)
-        ):
-            self._report(now)
+        self._reports.on_batch_end(self._durable, now)
 
     @property
     def _held_by_both(self) -> int:
@@ -461,45 +427,9 @@ class Backup:
         own = self._state.stream.last if self._level.is_memory else self._durable
         return min(own, self._held_by_primary)
 
-    def _report(self, now: int) -> None:
-        state = self._state
-        if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
-            self._report_at = self._linger_again_at = now + REPORT_LINGER_NS
-            return
-        last = state.stream.last
-        self._report_at, self._reported = _NEVER, last
-        self._reported_subscribers, self._reported_at = state.has_subscribers, now
-        self._reported_followers = state.has_followers
-        is_soon = self._reported_immediate and now < self._linger_again_at
-        self._reported_immediate = self._needs_forwards_now or is_soon
-        if not self._reported_immediate:
-            self._linger_again_at = _NEVER
-        state.send(
-            self._primary,
-            Report(
-                state.cluster, state.shard, state.view, state.server, state.incarnation,
-                last, min(self._durable, last), self._reported_immediate, state.has_subscribers,
-                state.has_followers,
-            ),
-        )  # fmt: skip
-
-    @property
-    def _needs_forwards_now(self) -> bool:
-        """Whether decisions must not wait at the primary: readers do, or guesses were wrong."""
-        state = self._state
-        return (
-            state.has_followers
-            or self._wrong_guesses.bit_count() > MAX_WRONG_GUESSES
-            or (
-                bool(state.awaiting)
-                and state.is_awaited_from(state.clock.next_owned(state.stream.end))
-            )
-        )
-
     def tick(self, now: int) -> None:
-        """Request missing decisions, and repeat the report that this backup has subscribers."""
-        if self._reported_subscribers and now >= self._reported_at + SUBSCRIBERS_REPORT_NS:
-            self._report_at, self._reported_at = now, now
+        """Request missing decisions, and schedule a report that is due."""
+        self._reports.tick(now)
         due = self._missing_due
         if due is None or now < due:
             return
@@ -540,11 +470,9 @@ class Backup:
 
     def next_wakeup(self, _now: int) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""
-        due = self.rest_until
+        due = self._reports.next_wakeup()
         if self._missing_due is not None:
             due = min(due, self._missing_due)
-        if self._reported_subscribers:
-            due = min(due, self._reported_at + SUBSCRIBERS_REPORT_NS)
         return due if due < _NEVER else None
 
     @property

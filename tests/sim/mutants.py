@@ -152,7 +152,7 @@ def promise_moves_to_the_next_epoch() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def stable_counts_promises() -> Iterator[None]:
     """A backup reports its guesses as decided (D7)."""
-    original = Backup._report
+    original = Backup.on_batch_end
 
     def report(self: Backup, now: int) -> None:
         stream, guessed = self._state.stream, len(self.guesses.promised)
@@ -162,7 +162,7 @@ def stable_counts_promises() -> Iterator[None]:
         finally:
             stream.last -= guessed
 
-    with replaced(Backup, "_report", report):
+    with replaced(Backup, "on_batch_end", report):
         yield
 
 

@@ -93,7 +93,7 @@ def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup reports its guesses as decided."""
-    report = Backup._report
+    report = Backup.on_batch_end
 
     def mutant(self: Backup, now: int) -> None:
         stream, guessed = self._state.stream, len(self.guesses.promised)
@@ -101,7 +101,7 @@ def test_stable_counts_promises(monkeypatch: pytest.MonkeyPatch) -> None:
         report(self, now)
         stream.last -= guessed
 
-    monkeypatch.setattr(Backup, "_report", mutant)
+    monkeypatch.setattr(Backup, "on_batch_end", mutant)
     assert_noticed()
 
 

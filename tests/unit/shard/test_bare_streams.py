@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shard.ordering.backup import LINGER_AGAIN_NS
+from shard.ordering.reports import LINGER_AGAIN_NS
 from tests.unit.shard.test_readers import BACKUP, PRIMARY, calm_world, put, replica, sent, trim
 from tests.unit.shard.test_reports import NO_FLUSH_NS, reports
 from tests.world import CLUSTER, MS, US, World, first_lease, grant, insert, probe
@@ -126,7 +126,7 @@ def idle_client(server: str, shards: int = 1) -> World:
     world.flush_ns = NO_FLUSH_NS
     backup = replica(world, BACKUP)._backup
     assert backup is not None
-    backup._wrong_guesses = 0
+    backup._reports._wrong_guesses = 0
     world.send("c", server, wire.Subscribe(CLUSTER, 0, 1, CLIENT, 1, 1, 0, "frontier"))
     world.run(50 * MS)
     world.sent.clear()
@@ -234,7 +234,7 @@ def test_wrong_guesses_alone_cause_no_hints() -> None:
     world = idle_client(BACKUP, shards=2)
     backup = replica(world, BACKUP)._backup
     assert backup is not None
-    backup._wrong_guesses = 2**20 - 1
+    backup._reports._wrong_guesses = 2**20 - 1
     world.inject(BACKUP, BatchEnd())
     world.run(1 * MS)
     place(world, 2)

@@ -65,8 +65,8 @@ def be_calm(world: World) -> None:
     """Let the backup count all guesses so far as right."""
     backup = replica(world, BACKUP)._backup
     assert backup is not None
-    backup._wrong_guesses = 0
-    backup._report_at = 0
+    backup._reports._wrong_guesses = 0
+    backup._reports._due = 0
 
 
 def followed(credit: int = 2**30) -> tuple[World, int]:

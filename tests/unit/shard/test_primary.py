@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shard.ordering import primary as module
-from shard.ordering.backup import COUNTED_GUESSES, MAX_WRONG_GUESSES
 from shard.ordering.primary import LINGER_NS
+from shard.ordering.reports import COUNTED_GUESSES, MAX_WRONG_GUESSES
 from shard.replica import Replica
 from tests.actors import Service
 from tests.checkers import decided, places

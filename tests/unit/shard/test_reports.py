@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shard.ordering import backup as backups
 from shard.ordering import primary as module
-from shard.ordering.backup import LINGER_AGAIN_NS, REPORT_LINGER_NS
+from shard.ordering import reports as backup_reports
+from shard.ordering.reports import LINGER_AGAIN_NS, REPORT_LINGER_NS
 from shard.replica import Replica
 from tests.world import CLUSTER, MS, US, Link, World, calm_world, insert, probe
 from ziplog import wire
@@ -101,7 +101,7 @@ def test_report_follows_a_change_of_what_the_primary_may_do() -> None:
     backup = world.nodes[BACKUP]
     assert isinstance(backup, Replica)
     assert backup._backup is not None
-    backup._backup._wrong_guesses = 0
+    backup._backup._reports._wrong_guesses = 0
     before = len(reports(world))
     place(world, 3)
     world.run(LINGER_AGAIN_NS)
@@ -121,12 +121,12 @@ def test_watermarks_alone_need_no_report() -> None:
 def test_backup_with_a_backlog_reports_later(monkeypatch: pytest.MonkeyPatch) -> None:
     world = settled()
     with monkeypatch.context() as patch:
-        patch.setattr(backups, "MAX_BACKLOG_BYTES", -1)
+        patch.setattr(backup_reports, "MAX_BACKLOG_BYTES", -1)
         place(world)
         backup = world.nodes[BACKUP]
         assert isinstance(backup, Replica)
         assert backup._backup is not None
-        backup._backup._wrong_guesses = 0  # Decisions may linger, which is to be reported.
+        backup._backup._reports._wrong_guesses = 0  # Decisions may linger, which is to be reported.
         for _ in range(15):
             world.run(MS)
             due = backup._backup.next_wakeup(world.now)

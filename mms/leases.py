@@ -29,7 +29,7 @@ _EPOCHS: Final = 16
 _IDLE_EPOCH_MS: Final = 1000
 #: Delay before a new proposal after a refused one.
 _REFUSED_NS: Final = 10 * NS_PER_MS
-#: Minimum interval between leases that start at once because of new members.
+#: Minimum interval between leases that are proposed early because of other members.
 _MEMBERS_NS: Final = 1000 * NS_PER_MS
 #: Token bucket for leases that start at once because of new weights: the interval between two in
 #: the long run, and the number of tokens.
@@ -55,7 +55,8 @@ class LeasePlan:
         self.last: Lease | None = None
         self.starts = 0
         self._previous: Lease | None = None
-        self._proposed_at: int | None = None
+        #: When to propose again if the pending proposal is lost or refused, in ns; None: none is.
+        self._retry_at: int | None = None
         self._at_once = True
         self._members_at: int | None = None
         #: When the last lease started that cut another one short.
@@ -73,15 +74,15 @@ class LeasePlan:
     def start_leading(self, now: int) -> None:
         """Start to lead: when the last lease started is unknown, so the next starts at once."""
         self.starts = now
-        self._proposed_at = None
+        self._retry_at = None
         self._at_once = True
 
     def due_at(
         self, now: int, *, active: bool, other_members: bool, other_weights: bool = False
     ) -> int:
         """Return when to propose the next lease, in ns; `now` or earlier means at once."""
-        if self._proposed_at is not None:
-            return self._proposed_at + self._retry_ns
+        if self._retry_at is not None:
+            return self._retry_at
         last = self.last
         if last is None or self._at_once or (active and last.epoch_ms != self._epoch_ms):
             return now
@@ -122,7 +123,7 @@ class LeasePlan:
         last = self.last
         epoch_ms = self._epoch_ms if active else self._idle_ms
         epochs, epoch_size = shape(epoch_ms, self._rtt_ms)
-        self._proposed_at = now
+        self._retry_at = now + self._retry_ns
         if last is None or (active and last.epoch_ms != epoch_ms) or other_members:
             self._at_once = True
         if other_members:
@@ -153,12 +154,12 @@ class LeasePlan:
 
     def propose_at_once(self) -> None:
         """Propose the next lease at once, and start it at once: a shard failed or recovered."""
-        self._proposed_at = None
+        self._retry_at = None
         self._at_once = True
 
     def on_refused(self, now: int) -> None:
         """Handle a refused lease: its base state had changed. Propose again soon."""
-        self._proposed_at = now + _REFUSED_NS - self._retry_ns
+        self._retry_at = now + _REFUSED_NS
 
     def on_committed(self, lease: Lease, now: int, *, leading: bool) -> None:
         """Handle a committed lease: it starts after the one before it, or at once.
@@ -171,7 +172,7 @@ class LeasePlan:
         if at_once:
             self._cut_at = now
         self._previous, self.last, self.starts = previous, lease, max(now, ends)
-        self._proposed_at, self._at_once = None, False
+        self._retry_at, self._at_once = None, False
 
     def on_restored(self, last: Lease | None, now: int) -> None:
         """Take the last lease of a snapshot."""

@@ -34,7 +34,8 @@ class Draining:
         self._state: Final = state
         #: Time without an insert after which the shard is drained.
         self._quiet_ns: Final = distance.quiet_ns(state.config.limits.rtt_ms)
-        self._reported_at = -(2**62)
+        #: When it may next report that the shard is drained, in ns.
+        self._may_report_at = -(2**62)
         #: Time of the next check of the disk before the server is sealed; None: no check is due.
         self._seal_check_due: int | None = None
 
@@ -65,18 +66,16 @@ class Draining:
         if due is None or now < due:
             return
         if has_undecided:
-            self._reported_at = now + self._quiet_ns - DRAINED_INTERVAL_NS  # check again later
+            self._may_report_at = now + self._quiet_ns
             return
-        self._reported_at = now
+        self._may_report_at = now + DRAINED_INTERVAL_NS
         state = self._state
         state.broadcast(state.service, Rate(state.cluster, state.shard, state.view, 0))
 
     def _report_due(self) -> int | None:
         if not self._is_draining:
             return None
-        return max(
-            self._state.last_insert + self._quiet_ns, self._reported_at + DRAINED_INTERVAL_NS
-        )
+        return max(self._state.last_insert + self._quiet_ns, self._may_report_at)
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""

@@ -1,8 +1,8 @@
 """Admission of inserts: a replica accepts those of its cluster, shard and view, within the limits.
 
-A refused unit leaves no state, except a tombstone where the refusal is a promise in this view. The
-tombstone covers all copies if the shard has no more positions. It covers the copies sent so far if
-the server has no room now (docs/protocol.md, section 4, rules 7 to 12; section 13).
+A refused unit itself leaves no state, except a tombstone where the refusal is a promise in this
+view. The tombstone covers all copies if the shard has no more positions. It covers the copies sent
+so far if the server has no room now (docs/protocol.md, section 4, rules 7 to 12; section 13).
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class Admission:
             state.refuse(route, seq, "full", detail)
             return session
         if 0 < message.since <= session.horizon:
-            # A backup may have promised it a slot: the end of the epoch breaks that promise.
-            state.last_want = now
+            state.break_promises(now)
             refuse_forgotten(state, route, seq)
             return session
         if session.refused and self._was_refused(route, message, session, now):
@@ -75,7 +74,7 @@ class Admission:
             refuse_permanently(state, route, session, seq)
             return session
         if state.no_space:
-            state.last_want = now  # as above
+            state.break_promises(now)
             refuse_for_lack_of_space(state, route, session, seq, message.copy)
             return session
         if message.predecessor >= seq:
@@ -126,7 +125,7 @@ class Admission:
         """
         state, seq = self._state, message.seq
         if state.sessions.may_have_forgotten(message.client, message.since):
-            state.last_want = now  # a backup may have promised it a slot, as in `admit`
+            state.break_promises(now)
             refuse_forgotten(state, route, seq)
         elif state.shard_state == "finalized":  # permanently, so no tombstone is needed
             state.refuse(route, seq, "redirect", f"shard {state.shard} is finalized")
@@ -152,8 +151,7 @@ class Admission:
         state, refused, seq = self._state, session.refused, message.seq
         copies = refused.get(seq, -1)
         if ALL_COPIES in {copies, refused.get(message.predecessor)}:
-            # A backup may have promised it a slot since: the end of the epoch breaks that promise.
-            state.last_want = now
+            state.break_promises(now)
             refuse_permanently(state, route, session, seq)
         elif message.copy <= copies:
             why = "there was no room for this copy"

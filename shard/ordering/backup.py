@@ -18,9 +18,10 @@ from shard.ordering.admission import (
     refuse_forgotten,
     refuse_permanently,
 )
+from shard.ordering.epoch_closer import STREAM_ACTIVE_NS
 from shard.ordering.hints import Hints
 from shard.ordering.reports import Reports
-from shard.state.decision_log import STREAM_ACTIVE_NS, end_after
+from shard.state.decision_log import end_after
 from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
 from ziplog.core import distance
@@ -111,12 +112,12 @@ class Backup:
             self._arriving = unit
             self._apply(now)
             self._arriving = None
-            if unit.is_placed or self._is_pending(unit):
+            if unit.has_slots or self._is_pending(unit):
                 return
         if self._is_stream_complete:
             if session.units.get(unit.seq) is unit:  # not refused with the others by `_apply`
                 self._refuse_permanently(session, unit)
-        elif session.is_placed(unit.predecessor) and self._can_promise():
+        elif session.has_slots(unit.predecessor) and self._can_promise():
             self._promise(unit, now)
 
     def _is_pending(self, unit: HeldUnit) -> bool:
@@ -166,14 +167,14 @@ class Backup:
         return True
 
     @property
-    def rest_until(self) -> int:
-        """Time until which the batches need no `on_batch_end`, in ns."""
+    def batch_end_due(self) -> int:
+        """When a batch next needs `on_batch_end`, in ns."""
         return self._reports.due
 
     def on_copy(self, unit: HeldUnit, since: int) -> None:
         """Handle another copy of a known unit: ack its slots again, or refuse it."""
         state = self._state
-        if unit.is_placed:
+        if unit.has_slots:
             state.ack(unit)
         elif state.sessions.may_have_forgotten(unit.client, since):
             # It arrived before the client's `Expire`, and lost its slot: the primary refuses it.
@@ -197,7 +198,7 @@ class Backup:
         if not self._is_stream_complete:
             return
         for session in self._state.sessions.by_client.values():
-            for unit in [unit for unit in session.units.values() if not unit.is_placed]:
+            for unit in [unit for unit in session.units.values() if not unit.has_slots]:
                 self._refuse_permanently(session, unit)
 
     def _drop(self, session: Session, unit: HeldUnit) -> None:
@@ -219,7 +220,7 @@ class Backup:
             return
         pending = self._pending_units
         for session in self._state.sessions.by_client.values():
-            for unit in [unit for unit in session.units.values() if not unit.is_placed]:
+            for unit in [unit for unit in session.units.values() if not unit.has_slots]:
                 if (unit.client, unit.seq) not in pending:
                     self._refuse_for_lack_of_space(session, unit)
 
@@ -325,7 +326,7 @@ class Backup:
         self._undecided_bytes -= len(unit.body)
         is_kept = unit.gsns == gsns and unit.checksum == place.checksum
         self._hints.on_place(unit.guess, gsns[0])
-        if displaced := self.guesses.place(unit, gsns):
+        if displaced := self.guesses.apply_place(unit, gsns):
             self._displace(displaced)
         state.record(
             Place(
@@ -370,7 +371,7 @@ class Backup:
                     sessions.expire(decision.client)
         elif type(decision) is Skip:
             self._hints.on_skip(decision.stop)
-            self._displace(self.guesses.skip(state.stream.end))
+            self._displace(self.guesses.apply_skip(state.stream.end))
 
     def _displace(self, units: list[HeldUnit]) -> None:
         """Forget the units that lost their slots and that their clients abandoned.
@@ -462,7 +463,7 @@ class Backup:
         """
         state = self._state
         for session in state.sessions.idle(now):
-            for unit in [u for u in session.units.values() if not u.is_placed]:
+            for unit in [u for u in session.units.values() if not u.has_slots]:
                 del session.units[unit.seq]
                 self._undecided_bytes -= len(unit.body)
             if not session.units:

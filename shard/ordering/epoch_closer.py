@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.state.decision_log import STREAM_ACTIVE_NS
 from ziplog.core import distance
 from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
+#: Time after the last unit, or the last positions given up, during which the stream, not the clock,
+#: determines the epoch.
+STREAM_ACTIVE_NS: Final = 40 * NS_PER_MS
 #: Longest delay of an epoch's end while inserts arrive.
 EPOCH_END_DELAY_NS: Final = 2 * NS_PER_MS
 #: Most unstable decisions; above this, no more no-ops are decided, and no session expires.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_PLAIN_NS: Final = 50 * NS_PER_MS
 #: Longest time from one `BatchEnd` to the next while plain inserts arrive: the insert rate, for
 #: example, is measured there.
-MAX_REST_NS: Final = 5 * NS_PER_MS
+GENERAL_END_INTERVAL_NS: Final = 5 * NS_PER_MS
 
 #: The other messages on the path: those that follow inserts while readers wait for their records.
 MESSAGES: Final = (Forward, Report, Ahead, Want, Credit)
@@ -69,7 +69,7 @@ class PlainInserts:
         #: Another message than an insert was handled since the last end of a batch.
         self._has_message = False
         #: The next `BatchEnd` is due at this time, in ns, if plain inserts arrive.
-        self._rest_until = 0
+        self._general_end_due = 0
         #: The kinds of messages that `receive` accepts.
         self.messages: Final = MESSAGES
         #: Returns the effects of the messages on this path since the last step.
@@ -91,7 +91,7 @@ class PlainInserts:
         state = self._state
         self._role = role
         self._has_message = False
-        self._rest_until = now + MAX_REST_NS
+        self._general_end_due = now + GENERAL_END_INTERVAL_NS
         if (
             state.level.is_memory
             and state.state == "up"
@@ -103,9 +103,10 @@ class PlainInserts:
             self._until = min(role.plain_until(now), now + MAX_PLAIN_NS)
 
     def insert(self, route: bytes, message: Insert, now: int) -> InsertAck | None:
-        """Accept a plain insert and return its ack; None: nothing happened, pass it to `step`.
+        """Accept a plain insert and return its ack; None: it is not plain, pass it to `step`.
 
-        The effect of storing it stays in the replica until `pop_effects`.
+        The effect of storing it stays in the replica until `pop_effects`. If it is not plain, only
+        units that its client has settled may have been forgotten.
         """
         if now >= self._until:
             return None
@@ -134,7 +135,7 @@ class PlainInserts:
             or session.refused
             or 0 < message.since <= session.horizon
             or seq in session.units
-            or (predecessor and (predecessor >= seq or not session.is_placed(predecessor)))
+            or (predecessor and (predecessor >= seq or not session.has_slots(predecessor)))
         ):
             return None
         lowest = max(message.first_incomplete, session.first_incomplete)
@@ -165,8 +166,8 @@ class PlainInserts:
         role = self._role
         if now >= self._until or role is None:
             return 0
-        rest_until = role.rest_until
-        if self._has_message or now >= rest_until:
+        batch_end_due = role.batch_end_due
+        if self._has_message or now >= batch_end_due:
             self._has_message = False
             news = role.newly_stable(now)
             role.on_batch_end(now)
@@ -174,5 +175,5 @@ class PlainInserts:
                 return 0
             if self._state.has_early_streams and not self._send_early():
                 return 0
-            rest_until = role.rest_until
-        return min(self._rest_until, rest_until)
+            batch_end_due = role.batch_end_due
+        return min(self._general_end_due, batch_end_due)

@@ -2,7 +2,8 @@
 
 A unit is: accepted -> (waits for its predecessor, a lease, or room) -> placed -> stable. The
 primary numbers its decisions and forwards them to the backups at the end of each batch. Their
-reports advance the watermarks. Only the primary makes no-ops (docs/protocol.md, sections 3 to 5).
+reports advance the watermarks. In a view, only the primary makes no-ops (docs/protocol.md,
+sections 3 to 5).
 
 Invariant: decisions are in increasing gsn order, and a placed unit never moves.
 """
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
+from shard.ordering.reports import SUBSCRIBERS_EXPIRY_NS
 from shard.ordering.waiters import Waiters
 from shard.ordering.watermarks import Watermarks
-from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS
 from shard.state.replica_state import MAX_BACKLOG_BYTES
 from ziplog.core.distance import resend_after_ns
 from ziplog.core.entries import Expire, Place, Skip
@@ -106,10 +107,10 @@ class Primary:
         """Restore after a restart: units wait again, unstable entries are forwarded again."""
         for session in self._state.sessions.by_client.values():
             for unit in session.units.values():
-                if not unit.is_placed:
+                if not unit.has_slots:
                     self._undecided_units += 1
                     self._undecided_bytes += len(unit.body)
-                    if session.is_placed(unit.predecessor):
+                    if session.has_slots(unit.predecessor):
                         self._waiting[unit.client, unit.seq] = unit
                     else:
                         session.successors.setdefault(unit.predecessor, []).append(unit)
@@ -127,7 +128,7 @@ class Primary:
         """Place a new unit, or let it wait."""
         self._undecided_units += 1
         self._undecided_bytes += len(unit.body)
-        if unit.predecessor and not session.is_placed(unit.predecessor):
+        if unit.predecessor and not session.has_slots(unit.predecessor):
             session.successors.setdefault(unit.predecessor, []).append(unit)
         elif self._waiting or not self._has_room() or not self._place(unit, now):
             self._waiting[unit.client, unit.seq] = unit
@@ -156,8 +157,8 @@ class Primary:
         return True
 
     @property
-    def rest_until(self) -> int:
-        """Time until which the batches need no `on_batch_end`, in ns."""
+    def batch_end_due(self) -> int:
+        """When a batch next needs `on_batch_end`, in ns."""
         waiting = len(self._unforwarded)
         if waiting >= MAX_LINGERING or (waiting and self._forwards_at_once):
             return 0
@@ -167,7 +168,7 @@ class Primary:
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
-        if unit.is_placed:
+        if unit.has_slots:
             self._state.ack(unit)
 
     def on_settled(self, session: Session, first_incomplete: int, now: int) -> None:
@@ -303,7 +304,7 @@ class Primary:
         self._skip_to(state.clock.current_lease_base(now))
         for session in state.sessions.by_client.values():
             session.successors.clear()
-            for unit in [unit for unit in session.units.values() if not unit.is_placed]:
+            for unit in [unit for unit in session.units.values() if not unit.has_slots]:
                 self._reject(unit, "redirect", "the shard has no more positions")
 
     def on_lease_history(self, history: LeaseHistory) -> bool:
@@ -555,7 +556,7 @@ class Primary:
         for session in [*state.sessions.idle(now), *state.sessions.evictable(now)]:
             if not self._epoch_closer.can_skip():
                 return
-            for unit in [u for u in session.units.values() if not u.is_placed]:
+            for unit in [u for u in session.units.values() if not u.has_slots]:
                 self._forget(unit)
             state.sessions.expire(session.client)
             self._decide(Expire(session.client, state.sessions.horizon))
@@ -586,7 +587,7 @@ class Primary:
         assert self._undecided_bytes == sum(len(unit.body) for unit in undecided.values())
         for session in self._state.sessions.by_client.values():
             for seq, units in session.successors.items():
-                assert not session.is_placed(seq), "a successor was forgotten"
+                assert not session.has_slots(seq), "a successor was forgotten"
                 for unit in units:
                     assert undecided.pop((unit.client, unit.seq)) is unit
         for waiting in (self._waiting, self._awaiting_lease.units):

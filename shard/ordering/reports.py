@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shard.state.decision_log import SUBSCRIBERS_REPORT_NS
 from shard.state.replica_state import MAX_BACKLOG_BYTES
 from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Report
@@ -25,6 +24,10 @@ LINGER_AGAIN_NS: Final = NS_PER_MS
 #: The primary may batch forwards while at most this many of the latest guesses were wrong.
 COUNTED_GUESSES: Final = 256
 MAX_WRONG_GUESSES: Final = 5
+#: Longest interval between reports of a backup that has subscribers.
+SUBSCRIBERS_REPORT_NS: Final = 500 * NS_PER_MS
+#: Time after which the primary assumes that a silent backup has no subscribers any more.
+SUBSCRIBERS_EXPIRY_NS: Final = 3 * SUBSCRIBERS_REPORT_NS
 _ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
 _NEVER: Final = 2**63
 

@@ -42,8 +42,8 @@ class Role(Protocol):
         ...
 
     @property
-    def rest_until(self) -> int:
-        """Time until which the batches need no `on_batch_end` of the role, in ns."""
+    def batch_end_due(self) -> int:
+        """When a batch next needs `on_batch_end`, in ns, while only plain inserts arrive."""
         ...
 
     def newly_stable(self, now: int, /) -> list[Entry]:

@@ -88,7 +88,7 @@ class Counters:
 
     def _check_insert(self, unit: HeldUnit, last: int, persisted: int, now: int) -> None:
         took = now - self._insert_at
-        if unit.is_placed and not self._insert_fseq:
+        if unit.has_slots and not self._insert_fseq:
             self._insert_fseq = last
         if self._insert_fseq and (self._level.is_memory or persisted >= self._insert_fseq):
             self.acks.add(took)

@@ -40,14 +40,6 @@ def end_after(
     return decision.stop if type(decision) is Skip else before
 
 
-#: Time after the last decision during which the stream, not the clock, determines the epoch.
-STREAM_ACTIVE_NS: Final = 40_000_000
-#: Longest interval between reports of a backup that has subscribers.
-SUBSCRIBERS_REPORT_NS: Final = 500_000_000
-#: Time after which the primary assumes that a silent backup has no subscribers any more.
-SUBSCRIBERS_EXPIRY_NS: Final = 3 * SUBSCRIBERS_REPORT_NS
-
-
 class Watermark(NamedTuple):
     """A position in the stream: fseq, the gsn where it ends, and the last record before that."""
 

@@ -34,8 +34,8 @@ class Guesses:
         self.promised: OrderedDict[int, HeldUnit] = OrderedDict()
         #: The gsn after the last promise.
         self._promised_end = 0
-        #: Slots to leave free before the next guess: the primary is ahead of this backup.
-        self._skip_slots = 0
+        #: Slots to leave free before the next guess: this backup is behind the primary.
+        self._slots_behind = 0
         #: Units that lost their promises to no-ops, with their record counts. The primary has
         #: probably placed them after the no-ops; its decision has not arrived.
         self._displaced_by_skips: dict[tuple[bytes, int], int] = {}
@@ -55,18 +55,18 @@ class Guesses:
     @property
     def is_aligned(self) -> bool:
         """Whether the backup is neither behind nor ahead of the primary, as far as it knows."""
-        return not self._skip_slots and self._slots_ahead <= 0
+        return not self._slots_behind and not self._slots_ahead
 
     def promise(self, unit: HeldUnit, floor: int) -> bool:
         """Promise the unit the slots that the primary will probably give it, from `floor` on.
 
         Returns False if it gets none: the backup is ahead, or its leases have no room.
         """
-        if self._slots_ahead > 0:
-            self._slots_ahead -= unit.count
+        if self._slots_ahead:
+            self._slots_ahead = max(self._slots_ahead - unit.count, 0)
             return False
         gsns = self._clock.first_slots(max(floor, self._promised_end, unit.after + 1), unit.count)
-        if gsns and self._skip_slots:
+        if gsns and self._slots_behind:
             gsns = self._leave_free(gsns, unit.count)
         if not gsns:
             return False
@@ -77,9 +77,9 @@ class Guesses:
         return True
 
     def _leave_free(self, gsns: list[int], count: int) -> list[int]:
-        """Return the gsns that are `_skip_slots` slots after these, if they are in one epoch."""
-        free = self._clock.first_slots(gsns[0], self._skip_slots)
-        self._skip_slots = 0
+        """Return the gsns that are `_slots_behind` slots after these, if they are in one epoch."""
+        free = self._clock.first_slots(gsns[0], self._slots_behind)
+        self._slots_behind = 0
         self._displaced_by_skips.clear()
         if not free or free[0] != gsns[0]:
             return gsns
@@ -91,7 +91,7 @@ class Guesses:
             if unit.epoch < 0:
                 unit.epoch = self._clock.epoch_at(gsn)
 
-    def place(self, unit: HeldUnit, gsns: list[int]) -> list[HeldUnit]:
+    def apply_place(self, unit: HeldUnit, gsns: list[int]) -> list[HeldUnit]:
         """Apply the placement of a unit: all slots up to its last one are decided.
 
         Breaks each promise that contradicts it. Returns the other units that lost their slots.
@@ -106,14 +106,14 @@ class Guesses:
         self._update_promised_end()
         return displaced
 
-    def skip(self, end: int) -> list[HeldUnit]:
+    def apply_skip(self, end: int) -> list[HeldUnit]:
         """Apply no-ops up to `end`; break their promises, and return the units that lost them."""
         displaced = self._break_below(end)
         if displaced:
             self._displaced_by_skips = {
                 (loser.client, loser.seq): loser.count for loser in displaced
             }
-            self._skip_slots = sum(self._displaced_by_skips.values())
+            self._slots_behind = sum(self._displaced_by_skips.values())
         self._update_promised_end()
         return displaced
 
@@ -129,7 +129,7 @@ class Guesses:
 
     def forget(self, unit: HeldUnit) -> None:
         """Leave no slots free for a unit that lost its slots: the primary will not place it."""
-        self._skip_slots -= self._displaced_by_skips.pop((unit.client, unit.seq), 0)
+        self._slots_behind -= self._displaced_by_skips.pop((unit.client, unit.seq), 0)
 
     def _update_promised_end(self) -> None:
         """Continue guessing after the highest promise that is left."""
@@ -160,7 +160,7 @@ class Guesses:
             self._realigned_at = self._promised_end
             self._displaced_by_skips.clear()
             if offset > 0:
-                self._skip_slots = offset
+                self._slots_behind = offset
             else:
                 self._slots_ahead = -offset
 

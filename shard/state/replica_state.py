@@ -150,7 +150,7 @@ class ReplicaState:
         self.ack_counter = 0
         #: The effects of the current step.
         self.effects: list[Effect] = []
-        #: Times of the last insert and of the last reader that waited for this shard, in ns.
+        #: Times in ns: of the last insert; and when a reader last waited, or `break_promises` ran.
         self.last_insert = -(2**62)
         self.last_want = -(2**62)
         #: Leases are missing between those held and those announced last.
@@ -210,8 +210,15 @@ class ReplicaState:
         """
         return self.trim if self.store.mark is None else min(self.trim, self.recorded_trim.on_disk)
 
+    def break_promises(self, now: int) -> None:
+        """End the epochs of the next second, as for a reader, because a unit is refused.
+
+        A backup may have promised it a slot. The end of the epoch breaks that promise.
+        """
+        self.last_want = now
+
     def has_readers(self, now: int) -> bool:
-        """Whether readers follow the shard, and so wait for positions to be decided."""
+        """Whether epochs are to be ended: readers wait for positions to be decided."""
         return (
             self.has_subscribers
             or now < self.subscribers_until

@@ -77,7 +77,7 @@ class HeldUnit(msgspec.Struct, gc=False):
     sealed: bool = False
 
     @property
-    def is_placed(self) -> bool:
+    def has_slots(self) -> bool:
         """Whether it has slots, decided or promised."""
         return self.confirmed or self.gsns is not None
 
@@ -172,12 +172,12 @@ class Session(msgspec.Struct):
         for seq in [seq for seq, unit in self.units.items() if unit.confirmed]:
             del self.units[seq]
 
-    def is_placed(self, seq: int) -> bool:
+    def has_slots(self, seq: int) -> bool:
         """Whether the unit `seq` has slots, or is below `first_incomplete`, or is 0 (no unit)."""
         if seq < self.first_incomplete:
             return True
         unit = self.units.get(seq)
-        return unit is not None and unit.is_placed
+        return unit is not None and unit.has_slots
 
     @property
     def is_settled(self) -> bool:

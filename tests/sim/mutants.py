@@ -169,7 +169,7 @@ def stable_counts_promises() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def other_copies_stay() -> Iterator[None]:
     """A unit that the primary placed elsewhere also stays at its promised slot (D9, D22)."""
-    place = Guesses.place
+    place = Guesses.apply_place
 
     def kept(self: Guesses, unit: HeldUnit, gsns: list[int]) -> Any:
         former, copy = unit.gsns, None
@@ -181,7 +181,7 @@ def other_copies_stay() -> Iterator[None]:
             self._update_promised_end()
         return displaced
 
-    with replaced(Guesses, "place", kept):
+    with replaced(Guesses, "apply_place", kept):
         yield
 
 

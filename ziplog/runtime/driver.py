@@ -159,7 +159,7 @@ class Driver:
         self._insert_path, self._describe, self._report = insert_path, describe, report
         self._short: Final = self._short_handlers()
         #: Since the last `BatchEnd`, nothing but messages on the short path happened.
-        self._is_resting = False
+        self._is_on_short_path = False
         #: Effects of messages on the short path may include acks: not all were inserts.
         self._has_other_acks = False
         #: Entries of messages on the short path that the store has not got, and when it gets them.
@@ -244,7 +244,7 @@ class Driver:
         The queue has no limit: only events that the node itself caused may be posted.
         """
         self._posted.append(event)
-        if not (self._is_resting and isinstance(event, Persisted)):
+        if not (self._is_on_short_path and isinstance(event, Persisted)):
             self._has_urgent_event = True
             self._transport.wake()
 
@@ -258,12 +258,12 @@ class Driver:
     def run_once(self) -> None:
         """Run one iteration: step all events that are due, then wait for input or the timer."""
         began = self._clock()
-        self._is_resting = self._insert_path is not None and not self._is_dirty
+        self._is_on_short_path = self._insert_path is not None and not self._is_dirty
         if self._is_behind or self._is_unread:
             self._read_ahead()
         is_more = self._is_behind = self._step_messages()
-        if self._is_resting:
-            if self._rest(began, is_more=is_more):
+        if self._is_on_short_path:
+            if self._run_short_path(began, is_more=is_more):
                 return
             began = self._clock()
         is_more = self._is_behind
@@ -281,14 +281,14 @@ class Driver:
         if not is_more and not self._posted and not self._stopping:
             self._transport.wait(self._sleep_limit(retry))
 
-    def _rest(self, began: int, *, is_more: bool) -> bool:
+    def _run_short_path(self, began: int, *, is_more: bool) -> bool:
         """End batches by the short path; return False once a `BatchEnd` or an event is due.
 
         `began`: when the first batch began, in ns.
         """
         path, transport, clock = self._insert_path, self._transport, self._clock
         assert path is not None
-        while self._is_resting and not self._has_urgent_event and not self._stopping:
+        while self._is_on_short_path and not self._has_urgent_event and not self._stopping:
             now, deadline = clock(), self._deadline
             if deadline is None or now >= deadline:
                 return False
@@ -420,7 +420,7 @@ class Driver:
             self._step(posted.popleft(), self._clock())
 
     def _step(self, event: Event, now: int) -> None:
-        self._is_resting = False
+        self._is_on_short_path = False
         if self._insert_path is not None and self._insert_path.has_effects:
             self._carry_out_short_path()
         if self._unstored:  # The step may read them.

@@ -29,8 +29,8 @@ LIMIT_BYTES: Final = 32 * 1024 * 1024
 OVERHEAD_BYTES: Final = 160
 #: Frames of one source that wait in the order of arrival; enough for one batch of a client.
 SOURCE_FRAMES: Final = 256
-#: One of this many frames is taken from the rest.
-_REST_INTERVAL: Final = 4
+#: One of this many frames is taken from the overflow.
+_OVERFLOW_INTERVAL: Final = 4
 #: Maximum number of frames that one `fill` reads.
 _FILL_FRAMES: Final = 4096
 
@@ -53,18 +53,18 @@ class Inbox:
         self._urgent: Final[deque[Frame]] = deque()
         self._others: Final[deque[Frame]] = deque()
         #: Frames of sources that had `SOURCE_FRAMES` waiting when they arrived.
-        self._rest: Final[deque[Frame]] = deque()
-        #: By source: number of frames in `_others` and `_rest`.
+        self._overflow: Final[deque[Frame]] = deque()
+        #: By source: number of frames in `_others` and `_overflow`.
         self._queued: Final[dict[bytes, int]] = {}
-        #: By source: number of frames in `_rest`, which only urgent frames of the source overtake.
-        self._in_rest: Final[dict[bytes, int]] = {}
+        #: By source: number of frames in `_overflow`. Only urgent ones of the source overtake them.
+        self._in_overflow: Final[dict[bytes, int]] = {}
         self._turns = 0
 
     def pop(self) -> Frame | None:
         """Return the next frame to handle; None if there is none."""
         if self._urgent:
             frame = self._urgent.popleft()
-        elif self._others or self._rest:
+        elif self._others or self._overflow:
             frame = self._pop_other()
         else:
             return self._receive()
@@ -73,19 +73,22 @@ class Inbox:
 
     def _pop_other(self) -> Frame:
         self._turns += 1
-        if self._others and not (self._rest and self._is_rest_due):
+        if self._others and not (self._overflow and self._is_overflow_due):
             frame = self._others.popleft()
         else:
-            frame = self._rest.popleft()
-            _uncount(self._in_rest, frame[0])
+            frame = self._overflow.popleft()
+            _uncount(self._in_overflow, frame[0])
         _uncount(self._queued, frame[0])
         return frame
 
     @property
-    def _is_rest_due(self) -> bool:
-        source = self._rest[0][0]
-        # Earlier frames of the source are in `_others`, unless all its frames are in the rest.
-        return not self._turns % _REST_INTERVAL and self._in_rest[source] == self._queued[source]
+    def _is_overflow_due(self) -> bool:
+        source = self._overflow[0][0]
+        # Earlier frames of the source are in `_others`, unless all its frames are there.
+        return (
+            not self._turns % _OVERFLOW_INTERVAL
+            and self._in_overflow[source] == self._queued[source]
+        )
 
     def _queue(self, frame: Frame) -> bool:
         source = frame[0]
@@ -94,10 +97,10 @@ class Inbox:
             self.dropped += 1
             return False
         self._queued[source] = count + 1
-        late = self._in_rest.get(source, 0)
+        late = self._in_overflow.get(source, 0)
         if late or count >= SOURCE_FRAMES:
-            self._in_rest[source] = late + 1
-            self._rest.append(frame)
+            self._in_overflow[source] = late + 1
+            self._overflow.append(frame)
         else:
             self._others.append(frame)
         return True

@@ -24,7 +24,7 @@ class Read(Message, tag=VERSION * 256 + 10, frozen=True, gc=False):
     gsn: Gsn
 
 
-Answer = Literal["record", "no-op", "not-yet", "trimmed", "unknown", "wrong-shard", "wrong-view"]
+Answer = Literal["record", "no-op", "not-yet", "trimmed", "unknown", "wrong-shard"]
 
 
 class ReadReply(Message, tag=VERSION * 256 + 11, frozen=True, gc=False):

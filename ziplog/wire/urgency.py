@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ziplog.wire.cursors import CursorList, CursorReply, CursorsMoved, CursorsRenewed
 from ziplog.wire.handler import (
     Freeze,
     Frozen,
@@ -49,7 +50,7 @@ URGENT: Final = (
     Heartbeat, Echo, Rate, LeaseAnnounced, LeaseHistory,
     InsertAck, Refused, Leaving, Located, Synced, ReadReply, Deliver, Early, Trimmed,
     Frontier, TailReply, Outlined, ClusterInfo, NotLeader, TrimReply, ShardChanged, StatusReply,
-    RegionChanged, UpgradeFinished,
+    RegionChanged, UpgradeFinished, CursorReply, CursorsMoved, CursorsRenewed, CursorList,
 )  # fmt: skip
 #: First byte of a MessagePack array of more than 15 items; two bytes of length follow.
 _LONG_ARRAY: Final = b"\xdc"

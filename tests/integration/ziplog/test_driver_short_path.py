@@ -31,7 +31,7 @@ class FakePath:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         #: What `end_batch` returns.
-        self.rest_until = 10**18
+        self.batch_end_due = 10**18
         self.ends = 0
 
     def insert(self, _route: bytes, message: wire.Insert, _now: int) -> wire.InsertAck:
@@ -58,7 +58,7 @@ class FakePath:
         self.ends += 1
         if self.effects:
             self.effects.append(Send(b"reader", question(self.ends)))
-        return self.rest_until
+        return self.batch_end_due
 
     def pop_effects(self) -> list[Effect]:
         effects, self.effects = self.effects, []
@@ -130,7 +130,7 @@ def test_stop_stores_the_entries_of_the_short_path() -> None:
 def test_batch_end_finds_the_entries_of_the_short_path() -> None:
     world, path = on_short_path(plain(1))
     world.driver.run_once()
-    path.rest_until = world.now
+    path.batch_end_due = world.now
     world.driver.run_once()
     assert world.story[2:] == [("append", 1)]
     assert world.node.events == [BatchEnd()]
@@ -188,7 +188,7 @@ def test_many_messages_of_the_short_path_are_gathered() -> None:
 
 def test_batch_end_follows_the_short_path_if_it_is_due() -> None:
     world, path = on_short_path(plain(1))
-    path.rest_until = world.now
+    path.batch_end_due = world.now
     world.driver.run_once()
     assert world.node.events == [BatchEnd()]
     world, path = on_short_path(plain(1))
@@ -204,7 +204,7 @@ def test_persisted_waits_for_the_next_batch_end_of_a_driver_on_the_short_path() 
     world.driver.run_once()
     assert "wake" not in world.story
     assert world.node.events == []
-    path.rest_until = world.now
+    path.batch_end_due = world.now
     world.transport.on_wait = lambda: None
     world.driver.run_once()
     assert world.node.events == [Persisted(1), BatchEnd()]
@@ -212,7 +212,7 @@ def test_persisted_waits_for_the_next_batch_end_of_a_driver_on_the_short_path() 
 
 def test_persisted_wakes_a_driver_that_waits_for_a_step() -> None:
     world, path = on_short_path(plain(1))
-    path.rest_until = 0
+    path.batch_end_due = 0
     world.transport.on_wait = lambda: world.driver.post(Persisted(1))
     world.driver.run_once()
     assert world.story[-1] == "wake"

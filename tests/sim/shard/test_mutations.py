@@ -132,7 +132,7 @@ def test_missing_entries_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_promise_survives_a_no_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """The primary's no-op covers the slot."""
-    monkeypatch.setattr(Guesses, "skip", lambda *_: [])
+    monkeypatch.setattr(Guesses, "apply_skip", lambda *_: [])
     assert_noticed()
 
 
@@ -144,8 +144,8 @@ def test_every_older_promise_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             del self.promised[unit.gsns[0]]
         return []
 
-    monkeypatch.setattr(Guesses, "place", place)
-    monkeypatch.setattr(Guesses, "skip", lambda *_: [])
+    monkeypatch.setattr(Guesses, "apply_place", place)
+    monkeypatch.setattr(Guesses, "apply_skip", lambda *_: [])
     assert_noticed()
 
 
@@ -174,7 +174,7 @@ def test_client_copy_after_the_primarys_decision_is_not_acked(
 
 def test_follower_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 9: a chain that arrives in the wrong order is placed in the wrong order."""
-    monkeypatch.setattr(Session, "is_placed", lambda _self, _seq: True)
+    monkeypatch.setattr(Session, "has_slots", lambda _self, _seq: True)
     assert_noticed()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shard.ordering.reports import SUBSCRIBERS_EXPIRY_NS, SUBSCRIBERS_REPORT_NS
 from shard.replica import Replica
-from shard.state.decision_log import SUBSCRIBERS_EXPIRY_NS, SUBSCRIBERS_REPORT_NS
 from tests.actors import Reader
 from tests.checkers import decided
 from tests.world import CLUSTER, MS, US, Link, S, World, calm_world, first_lease, insert

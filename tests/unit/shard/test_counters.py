@@ -71,7 +71,7 @@ def test_an_insert_that_is_never_placed_does_not_stop_the_sampling() -> None:
     stream = replica_of(calm_world()).state.stream
 
     class Unit:
-        is_placed = False
+        has_slots = False
 
     for _ in range(SAMPLE_INTERVAL):
         counters.on_admitted(Unit(), 0)  # type: ignore[arg-type]

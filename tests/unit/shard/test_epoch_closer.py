@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.ordering.epoch_closer import EPOCH_END_DELAY_NS, EpochCloser
-from shard.state.decision_log import STREAM_ACTIVE_NS
+from shard.ordering.epoch_closer import EPOCH_END_DELAY_NS, STREAM_ACTIVE_NS, EpochCloser
 from shard.state.replica_state import ReplicaConfig, ReplicaState
 from tests.memory_store import MemoryStore
 from tests.world import MS, S, address, first_lease

@@ -45,20 +45,20 @@ def test_next_guess_follows_the_highest_promise_and_the_floor() -> None:
 def test_decision_breaks_only_the_promises_it_contradicts() -> None:
     guesses, _ = guesses_of()
     one, two, three, four = promised(guesses, 1, 4)
-    assert guesses.place(one, [1]) == []
-    assert guesses.place(three, [2]) == [two]
+    assert guesses.apply_place(one, [1]) == []
+    assert guesses.apply_place(three, [2]) == [two]
     three.gsns = [2]
     assert two.gsns is None
     assert four.gsns == [4], "a freed slot stays empty; no unit moves up"
     guesses.check(3)
-    assert guesses.skip(9) == [four], "a no-op decides the slot too"
+    assert guesses.apply_skip(9) == [four], "a no-op decides the slot too"
 
 
 def test_freed_slot_at_the_end_is_used_again() -> None:
     guesses, _ = guesses_of()
     one, two = promised(guesses, 1, 2)
-    guesses.place(one, [1])
-    guesses.place(two, [2])
+    guesses.apply_place(one, [1])
+    guesses.apply_place(two, [2])
     three = unit(3)
     guesses.promise(three, 3)
     assert three.gsns == [3]
@@ -67,7 +67,7 @@ def test_freed_slot_at_the_end_is_used_again() -> None:
 def feed(guesses: Guesses, units: list[HeldUnit], first: int) -> None:
     """Decide the units at consecutive slots from `first` on."""
     for gsn, each in enumerate(units, first):
-        guesses.place(each, [gsn])
+        guesses.apply_place(each, [gsn])
 
 
 def test_backup_that_is_ahead_gives_no_guesses() -> None:
@@ -87,7 +87,7 @@ def test_backup_that_is_behind_skips_the_same_number_of_slots() -> None:
     # Two units reached only the primary, so all slots are two higher; each guess is displaced by
     # the decision before it, and still shows the offset.
     for gsn, each in enumerate(units[:4], 3):
-        guesses.place(each, [gsn])
+        guesses.apply_place(each, [gsn])
     nxt = unit(11)
     guesses.promise(nxt, 7)
     assert nxt.gsns == [13]
@@ -97,7 +97,7 @@ def test_single_wrong_guesses_do_not_realign() -> None:
     guesses, _ = guesses_of()
     units = promised(guesses, 1, 12)
     for gsn, each in zip((1, 3, 5, 6, 7, 9), units, strict=False):
-        guesses.place(each, [gsn])
+        guesses.apply_place(each, [gsn])
     nxt = unit(13)
     guesses.promise(nxt, 1)
     assert nxt.gsns == [13]
@@ -119,7 +119,7 @@ def test_guesses_resume_when_no_promise_is_left() -> None:
     guesses, _ = guesses_of()
     units = promised(guesses, 1, 25)
     feed(guesses, units[20:], 1)  # twenty lower
-    guesses.place(unit(99), [59])
+    guesses.apply_place(unit(99), [59])
     assert not guesses.promised
     nxt = unit(26)
     assert guesses.promise(nxt, 60)
@@ -156,14 +156,14 @@ def test_promises_stay_until_they_are_contradicted(data: st.DataObject) -> None:
         elif action == "skip":
             stop = end + data.draw(st.integers(1, 4))
             named, end = list(range(end, stop)), stop
-            guesses.skip(end)
+            guesses.apply_skip(end)
         elif known:
             chosen = data.draw(st.sampled_from(sorted(known)))
             each = known.pop(chosen)
             first = data.draw(st.sampled_from([end, *(each.gsns or [])[:1], end + 1]))
             gsns = list(range(max(first, end), max(first, end) + each.count))
             named, end = list(range(end, gsns[-1] + 1)), gsns[-1] + 1
-            guesses.place(each, gsns)
+            guesses.apply_place(each, gsns)
         for s, gsns in before.items():
             if s != chosen:
                 kept = known[s].gsns

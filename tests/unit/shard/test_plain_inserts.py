@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shard.ordering.lag_fix import LagFix
-from shard.ordering.plain_inserts import MAX_REST_NS, PlainInserts
+from shard.ordering.plain_inserts import GENERAL_END_INTERVAL_NS, PlainInserts
 from shard.ordering.primary import LINGER_NS, MAX_LINGERING
 from shard.replica import Replica
 from tests.properties import examples
@@ -109,11 +109,11 @@ def test_plain_insert_is_forwarded_after_the_linger_time() -> None:
     world.run(10 * MS)
     replica(world, PRIMARY).step(BatchEnd(), world.now)
     before = world.now
-    assert path.end_batch(before) == before + MAX_REST_NS, "nothing lingers"
+    assert path.end_batch(before) == before + GENERAL_END_INTERVAL_NS, "nothing lingers"
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), before) is not None
     assert path.end_batch(before) == before + LINGER_NS
     assert not sent(path, wire.Forward)
-    assert path.end_batch(before + LINGER_NS) == before + MAX_REST_NS
+    assert path.end_batch(before + LINGER_NS) == before + GENERAL_END_INTERVAL_NS
     (forward,) = sent(path, wire.Forward)
     assert [decision.seq for decision in forward.decisions] == [seq]
 
@@ -170,9 +170,9 @@ def test_batch_end_is_due_a_while_after_the_last_one() -> None:
     for number in range(3):
         now = began + number * MS
         assert path.insert(b"<c", insert(seq + number, first_incomplete=seq), now) is not None
-        assert path.end_batch(now) == began + MAX_REST_NS
+        assert path.end_batch(now) == began + GENERAL_END_INTERVAL_NS
     replica(world, PRIMARY).step(BatchEnd(), now)
-    assert path.end_batch(now) == now + MAX_REST_NS
+    assert path.end_batch(now) == now + GENERAL_END_INTERVAL_NS
 
 
 def test_batch_end_is_due_when_a_delayed_hint_is() -> None:
@@ -249,7 +249,7 @@ def test_backup_that_is_not_aligned_closes_its_path() -> None:
     assert node._backup is not None
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
     forward = forward_of(world, seq)
-    node._backup.guesses._skip_slots = 1
+    node._backup.guesses._slots_behind = 1
     assert path.receive(b"<s", forward, world.now)
     assert path.end_batch(world.now) == 0
 
@@ -291,7 +291,7 @@ def test_foreign_forward_changes_nothing(changes: dict[str, int]) -> None:
     last = replica(world, BACKUP)._state.stream.last
     for name in SERVERS:
         assert replica(world, name).plain_inserts.receive(b"<s", forward, world.now)
-    assert path.end_batch(world.now) == world.now + MAX_REST_NS
+    assert path.end_batch(world.now) == world.now + GENERAL_END_INTERVAL_NS
     assert replica(world, BACKUP)._state.stream.last == last
     assert not path.pop_effects()
 

@@ -48,7 +48,7 @@ def test_placed_units_have_slots_or_are_settled() -> None:
     session = session_of(2, 3)
     session.settle(2)
     session.units[3].gsns = [7]
-    assert [session.is_placed(seq) for seq in (0, 1, 2, 3, 4)] == [True, True, False, True, False]
+    assert [session.has_slots(seq) for seq in (0, 1, 2, 3, 4)] == [True, True, False, True, False]
 
 
 def test_confirmed_unit_keeps_no_body() -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ziplog import wire
+from ziplog.client.common.membership_client import REPLIES
 from ziplog.core.view import NO_DIGEST
 from ziplog.runtime import inbox
 from ziplog.runtime.inbox import OVERHEAD_BYTES, SOURCE_FRAMES, Inbox
-from ziplog.wire.urgency import is_urgent
+from ziplog.wire.urgency import URGENT, is_urgent
 
 if TYPE_CHECKING:
     from ziplog.core.message import Message
@@ -102,6 +103,11 @@ def test_messages_that_keep_the_cluster_running_are_urgent(
     message: Message, expected: bool
 ) -> None:
     assert is_urgent(wire.encode(message)) is expected
+
+
+def test_answers_of_the_service_are_urgent() -> None:
+    """The lease of a busy player expires if records overtake the answers to its renewals."""
+    assert set(REPLIES.values()) <= set(URGENT)
 
 
 def test_long_message_is_classified_too() -> None:

@@ -3,8 +3,9 @@
 A server reads its connections in order and loses nothing of a live connection. So a unit without an
 ack is most often in the server's queue, and another copy makes that queue longer.
 `RetransmitTimeout` follows RFC 6298 after the first sample. `Budget` limits a client's copies to a
-share of its acks. Rules: a unit with several copies gives a sample only if the acks name the copy
-that they answer (Karn's algorithm); a doubled timeout stays doubled until the next sample.
+share of its units. Rules: a unit with several copies gives a sample only if the acks name the copy
+that they answer (Karn's algorithm); a doubled timeout stays doubled until
+the next sample, another view, or an ack that answers a further copy.
 
 See docs/protocol.md, section 4.1.
 """
@@ -23,8 +24,8 @@ _MAX_RETRANSMIT_NS: Final = 60_000 * NS_PER_MS
 MAX_BACKOFF_NS: Final = 2_000 * NS_PER_MS
 #: Backoff before a refused unit is retransmitted; it doubles up to `MAX_BACKOFF_NS`.
 REFUSED_BACKOFF_NS: Final = 2 * NS_PER_MS
-#: Number of acks that pay for one copy, and maximum number of copies that can be saved up.
-ACKS_PER_COPY: Final = 10
+#: Number of acked units that pay for one copy, and maximum number of copies that can be saved up.
+UNITS_PER_COPY: Final = 10
 SAVED_COPIES: Final = 3
 
 
@@ -77,7 +78,7 @@ class RetransmitTimeout:
         return self.ns >= MAX_DOUBLED_NS
 
     def reset(self) -> None:
-        """Undo the doubling, because the shard has another view."""
+        """Undo the doubling: the shard has another view, or answered a further copy."""
         self.ns = self._from_samples() if self._smoothed else self._initial_ns
 
     def _from_samples(self) -> int:
@@ -88,24 +89,24 @@ class RetransmitTimeout:
 class Budget:
     """Limits the copies that a client sends without evidence of a loss."""
 
-    __slots__ = ("_acks",)
+    __slots__ = ("_units",)
 
     def __init__(self) -> None:
-        #: Counted in acks.
-        self._acks = SAVED_COPIES * ACKS_PER_COPY
+        #: Counted in units whose acks agree.
+        self._units = SAVED_COPIES * UNITS_PER_COPY
 
     def earn(self) -> None:
         """Note that acks of a unit agree."""
-        if self._acks < SAVED_COPIES * ACKS_PER_COPY:
-            self._acks += 1
+        if self._units < SAVED_COPIES * UNITS_PER_COPY:
+            self._units += 1
 
     def refund(self) -> None:
         """Note that a copy was useful: a server answered it, and an earlier copy was lost."""
-        self._acks = min(self._acks + ACKS_PER_COPY, SAVED_COPIES * ACKS_PER_COPY)
+        self._units = min(self._units + UNITS_PER_COPY, SAVED_COPIES * UNITS_PER_COPY)
 
     def spend(self) -> bool:
         """Pay for a copy; return False if the budget is empty."""
-        if self._acks < ACKS_PER_COPY:
+        if self._units < UNITS_PER_COPY:
             return False
-        self._acks -= ACKS_PER_COPY
+        self._units -= UNITS_PER_COPY
         return True

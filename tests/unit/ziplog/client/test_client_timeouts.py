@@ -18,9 +18,9 @@ from tests.unit.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client.common.requests import ReadRequest
 from ziplog.client.inserts.retransmission import (
-    ACKS_PER_COPY,
     MAX_DOUBLED_NS,
     SAVED_COPIES,
+    UNITS_PER_COPY,
     Budget,
     RetransmitTimeout,
 )
@@ -73,7 +73,7 @@ def test_long_samples_are_not_cut_off_by_the_longest_back_off() -> None:
 def test_copies_are_a_share_of_the_acks_and_a_few() -> None:
     budget = Budget()
     assert sum(budget.spend() for _ in range(100)) == SAVED_COPIES
-    for _ in range(ACKS_PER_COPY - 1):
+    for _ in range(UNITS_PER_COPY - 1):
         budget.earn()
     assert not budget.spend()
     budget.earn()

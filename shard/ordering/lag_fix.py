@@ -46,7 +46,7 @@ class LagFix:
         self._next_hint_at = -(2**62)
         self.due: int | None = None
         #: An append was placed since the last hint.
-        self.is_append_ahead = False
+        self._is_append_ahead = False
 
     def on_lease_announced(self, placements: Iterable[Placement]) -> None:
         """Update the members and their servers after an announcement."""
@@ -70,6 +70,10 @@ class LagFix:
         """Record a received hint: its sender has filled this position."""
         self._highest_known = max(self._highest_known, gsn)
 
+    def on_append(self) -> None:
+        """Record that an append was placed: its client waits for the other shards."""
+        self._is_append_ahead = True
+
     def on_batch_end(self, now: int, *, is_followed: bool) -> None:
         """Send a hint to the others if this shard is ahead and has readers.
 
@@ -78,14 +82,14 @@ class LagFix:
         if not self._others:
             return
         state, last = self._state, self._state.stream.last_record
-        is_needed = (is_followed or self.is_append_ahead) and state.has_readers(now)
+        is_needed = (is_followed or self._is_append_ahead) and state.has_readers(now)
         if last <= self._highest_known or not is_needed:
-            self.due, self.is_append_ahead = None, False
+            self.due, self._is_append_ahead = None, False
             return
         if now < self._next_hint_at:
             self.due = self._next_hint_at
             return
-        self._highest_known, self.due, self.is_append_ahead = last, None, False
+        self._highest_known, self.due, self._is_append_ahead = last, None, False
         self._next_hint_at = now + self._interval_ns
         for other in self._others:
             if other not in self._connected:

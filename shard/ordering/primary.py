@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
-from shard.ordering.reports import SUBSCRIBERS_EXPIRY_NS
+from shard.ordering.progress import BackupProgress
 from shard.ordering.waiters import Waiters
 from shard.ordering.watermarks import Watermarks
 from shard.state.replica_state import MAX_BACKLOG_BYTES
@@ -58,11 +58,8 @@ class Primary:
     def __init__(self, state: ReplicaState, lag_fix: LagFix) -> None:
         self._state: Final = state
         self._lag_fix: Final = lag_fix
-        #: The last entry that each backup holds, by its level and on stable storage, by its index.
-        backups = range(1, len(state.config.replicas))
-        self._replicated: Final = dict.fromkeys(backups, state.stream.stable)
-        state.counters.replicated = self._replicated
-        self._durable: Final = dict.fromkeys(backups, state.stream.durable)
+        self._backups: Final = BackupProgress(state)
+        state.counters.replicated = self._backups.held
         #: fseq of the first decision not forwarded yet, and the decisions from there on.
         self._next_forward = state.stream.stable + 1
         self._unforwarded: list[Decision] = []
@@ -74,12 +71,6 @@ class Primary:
         self._forwards_at_once = False
         #: The last forward asked the backups to report at once.
         self._has_requested_reports = False
-        #: The backups that accept batched forwards.
-        self._batching_backups: Final[set[int]] = set()
-        #: The backups whose readers receive records.
-        self._followed_backups: Final[set[int]] = set()
-        #: Backups with subscribers, and the time until which that counts.
-        self._subscribed_backups: Final[dict[int, int]] = {}
         self._epoch_closer: Final = EpochCloser(state)
         #: Time of the next retransmission, in ns; None while the reports are complete.
         self._resend_due: int | None = None
@@ -253,7 +244,8 @@ class Primary:
         session.confirm(unit, gsns)
         if unit.sealed:
             state.raise_awaited(unit.client, gsns[-1])
-            self._forward_now = self._forwards_at_once = self._lag_fix.is_append_ahead = True
+            self._forward_now = self._forwards_at_once = True
+            self._lag_fix.on_append()
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
 
@@ -383,11 +375,11 @@ class Primary:
 
     def newly_stable(self, now: int) -> list[Entry]:
         """Return what became stable with this batch: without backups, all decisions."""
-        return [] if self._replicated else self.stabilise(now)
+        return [] if self._backups.held else self.stabilise(now)
 
     def on_batch_end(self, now: int) -> None:
         """Forward the decisions made since the last batch, unless they may linger."""
-        is_followed = self._state.has_followers or bool(self._followed_backups)
+        is_followed = self._state.has_followers or self._backups.is_followed
         self._lag_fix.on_batch_end(now, is_followed=is_followed)
         if not self._unforwarded:
             return
@@ -398,7 +390,7 @@ class Primary:
                 return
         self._linger_due, self._forward_now = None, False
         gathered, self._unforwarded = self._unforwarded, []
-        if not self._replicated:
+        if not self._backups.held:
             self._next_forward += len(gathered)
             return
         if self._resend_due is None:
@@ -415,9 +407,8 @@ class Primary:
         A forward costs as much as an insert, so a batched shard sends several decisions in one.
         """
         return (
-            bool(self._replicated)
-            and not self._forward_now
-            and len(self._batching_backups) == len(self._replicated)
+            not self._forward_now
+            and self._backups.may_batch
             and not self._state.is_awaited
             and not self._waiting
             and not self._waiters
@@ -437,7 +428,7 @@ class Primary:
         return bool(
             self._waiters
             or state.is_awaited
-            or (self._subscribed_backups and len(self._replicated) > 1)
+            or (self._backups.has_subscribers and len(self._backups.held) > 1)
             or 4 * stream.window_records > MAX_UNSTABLE_RECORDS
             or 4 * stream.window_bytes > MAX_UNSTABLE_BYTES
             or 4 * (stream.last - stream.stable) > MAX_UNSTABLE_DECISIONS
@@ -456,33 +447,15 @@ class Primary:
 
     def on_report(self, report: Report, now: int) -> None:
         """Handle a backup's report of the entries that it holds."""
-        server = report.server
-        if server not in self._replicated:
+        if report.server not in self._backups.held or not self._backups.on_report(report, now):
             return
-        is_followed = report.has_followers and report.forward_immediately
-        (self._followed_backups.add if is_followed else self._followed_backups.discard)(server)
-        is_batching = not report.forward_immediately
-        (self._batching_backups.add if is_batching else self._batching_backups.discard)(server)
-        if report.has_subscribers:
-            self._subscribed_backups[server] = now + SUBSCRIBERS_EXPIRY_NS
-            self._state.subscribers_until = max(self._subscribed_backups.values())
-        elif self._subscribed_backups.pop(server, None) is not None:
-            self._state.subscribers_until = max(self._subscribed_backups.values(), default=now)
-        last = self._state.stream.last
-        held, durable = min(report.replicated_up_to, last), min(report.durable, last)
-        self._state.round_trips.on_report(self._state.peers[server - 1], held, now)
-        if held <= self._replicated[server] and durable <= self._durable[server]:
-            return
-        self._replicated[server] = max(self._replicated[server], held)
-        self._durable[server] = max(self._durable[server], durable)
         self._resend_after = self._min_resend_ns
-        lowest = min(*self._replicated.values(), *self._durable.values())
-        is_complete = lowest + 1 >= self._next_forward
+        is_complete = self._backups.complete_up_to + 1 >= self._next_forward
         self._resend_due = None if is_complete else now + self._resend_after
 
     def on_persisted(self, fseq: int, now: int) -> None:
         """Record that this server's own entries up to `fseq` are on stable storage."""
-        is_awaited = bool(self._subscribed_backups) and len(self._replicated) == 1
+        is_awaited = self._backups.has_subscribers and len(self._backups.held) == 1
         self._watermarks.on_persisted(fseq, now, is_awaited=is_awaited)
         if self._waiting:
             self._place_waiting(now)
@@ -490,8 +463,8 @@ class Primary:
     def stabilise(self, now: int) -> list[Entry]:
         """Advance the watermarks as far as all reports allow; return what became stable."""
         stream, watermarks = self._state.stream, self._watermarks
-        news = stream.stabilise(min([watermarks.held, *self._replicated.values()]))
-        stream.make_durable(min([watermarks.on_disk, *self._durable.values()]))
+        news = stream.stabilise(min([watermarks.held, *self._backups.held.values()]))
+        stream.make_durable(min([watermarks.on_disk, *self._backups.durable.values()]))
         self._waiters.on_durable()
         if news:
             self._waiters.on_frontier()
@@ -499,7 +472,7 @@ class Primary:
             self._decide_wanted(now)
         if self._state.has_no_positions:
             self._skip_to(self._state.clock.current_lease_base(now))
-        if self._replicated:
+        if self._backups.held:
             watermarks.on_stable(now)
         return news
 
@@ -540,10 +513,8 @@ class Primary:
 
     def _retransmit(self) -> None:
         """Send each backup the decisions again that it has not reported."""
-        for server, held in self._replicated.items():
-            if min(held, self._durable[server]) + 1 < self._next_forward:
-                name = self._state.config.replicas[server].name.encode()
-                self.resend(name, held + 1, 0)
+        for server, held in self._backups.behind(self._next_forward):
+            self.resend(self._state.config.replicas[server].name.encode(), held + 1, 0)
 
     def expire_sessions(self, now: int) -> None:
         """Expire idle sessions, and drop their waiting units.

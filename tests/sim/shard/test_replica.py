@@ -115,9 +115,9 @@ def test_messages_of_other_views_between_replicas_are_ignored() -> None:
     stale = wire.Forward(CLUSTER, 0, 2, 1, 1, [Skip(1, 9)], 1, 1)
     world.inject(BACKUP, Received(b"<c", stale))
     assert not any(isinstance(e.decision, Skip) for e in decided(world, BACKUP)[:1])
-    before = replica(world)._primary._replicated[1]  # type: ignore[union-attr]
+    before = replica(world)._primary._backups.held[1]  # type: ignore[union-attr]
     world.inject(PRIMARY, Received(b"<c", wire.Report(CLUSTER, 0, 2, 1, 1, 1, 1)))
-    assert replica(world)._primary._replicated[1] == before  # type: ignore[union-attr]
+    assert replica(world)._primary._backups.held[1] == before  # type: ignore[union-attr]
     count = len(world.sent)
     world.inject(PRIMARY, Received(b"<c", wire.Resend(CLUSTER, 0, 2, 1, 1, 5)))
     assert not any(isinstance(m, wire.Forward) for _, _, m in world.sent[count:])

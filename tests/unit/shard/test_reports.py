@@ -166,7 +166,7 @@ def test_lost_report_is_repeated() -> None:
 
 def test_backups_with_subscribers_report_at_once_in_a_larger_shard() -> None:
     world = settled(f=2)
-    primary_of(world)._subscribed_backups[1] = world.now + 100 * MS
+    primary_of(world)._backups._subscribed[1] = world.now + 100 * MS
     world.send("c", PRIMARY, insert(2))
     world.send("c", BACKUP, insert(2))
     world.send("c", "shard-0-2", insert(2))

@@ -68,8 +68,6 @@ class Announcements:
         self._published_at = 0
         #: The lease with which placements last changed.
         self.placements_changed_at = 0
-        #: Number of announcements sent to servers with a lease that was never committed; they halt.
-        self.contradictions = 0
         #: Membership changes, by the number of the first lease of the run that has them.
         self._changes: dict[int, tuple[tuple[Member, ...], tuple[int, ...]]] = {}
 
@@ -126,7 +124,6 @@ class Announcements:
         if includes_placements:
             self._record_placement(server, now)
         if state.contradicts(message.lease, message.digest):
-            self.contradictions += 1
             runs = [run_of(state.numbered(message.lease))]
             return Send(server.route, self._announcement(now, self._placements(server), runs))
         placements = self._placements(server) if includes_placements else []

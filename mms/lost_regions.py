@@ -18,6 +18,7 @@ from mms import membership_rules
 from mms.commands import SetRegionLost
 from mms.proposals import NO_SHARD, Proposals
 from mms.servers import UP_NS
+from mms.waiting_requests import WaitingRequests
 from ziplog.core.nearness import named
 from ziplog.core.node import Send
 from ziplog.core.units import NS_PER_S
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 SILENCE_S: Final = 10
 #: Maximum number of servers or regions that a refusal names.
 _MAX_NAMED: Final = 20
-#: Maximum number of requests that wait for a commit.
-_MAX_WAITING: Final = 256
 
 
 class LostRegions:
@@ -43,8 +42,7 @@ class LostRegions:
         self._state: Final = state
         self._servers: Final = servers
         self._proposals: Final = Proposals()
-        #: The routes of the requests that wait for a commit, and the requests.
-        self._waiting: list[tuple[bytes, ChangeRegion]] = []
+        self._waiting: Final[WaitingRequests[ChangeRegion]] = WaitingRequests()
 
     # --- requests ---
 
@@ -56,27 +54,20 @@ class LostRegions:
             obstacle = self._obstacle(message.region, now)
             if obstacle:
                 return [self._reply(src, message, obstacle)]
-        if (src, message) not in self._waiting:
-            self._waiting = [*self._waiting[1 - _MAX_WAITING :], (src, message)]
+        self._waiting.add(src, message)
         return self._propose(message.region, now, is_lost=message.is_lost)
 
     def on_decided(self, command: SetRegionLost) -> list[Effect]:
         """Answer the requests that a commit fulfils."""
         self._proposals.on_decided(NO_SHARD, SetRegionLost)
-        is_lost = command.region in self._state.lost_regions
-        done = [
-            one
-            for one in self._waiting
-            if (one[1].region, one[1].is_lost) == (command.region, is_lost)
-        ]
-        self._waiting = [one for one in self._waiting if one not in done]
+        decided = command.region, command.region in self._state.lost_regions
+        done = self._waiting.pop(lambda message: (message.region, message.is_lost) == decided)
         return [self._reply(src, message) for src, message in done]
 
     def abandon(self) -> list[tuple[bytes, int]]:
         """Forget all requests; return their routes and numbers."""
-        waiting, self._waiting = self._waiting, []
         self._proposals.clear()
-        return [(src, message.request) for src, message in waiting]
+        return self._waiting.abandon()
 
     def _propose(self, region: str, now: int, *, is_lost: bool) -> list[Effect]:
         return self._proposals.propose(NO_SHARD, SetRegionLost(region, is_lost), now)
@@ -147,4 +138,4 @@ class LostRegions:
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert len(self._waiting) <= _MAX_WAITING
+        self._waiting.check()

@@ -18,6 +18,7 @@ from mms import membership_rules
 from mms.commands import RaiseWire
 from mms.proposals import NO_SHARD, Proposals
 from mms.servers import UP_NS
+from mms.waiting_requests import WaitingRequests
 from ziplog.core.node import Connect, Send
 from ziplog.core.units import NS_PER_S
 from ziplog.core.wire_use import WireRange
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 _QUERY_NS: Final = NS_PER_S
 #: Maximum number of nodes that a refusal names.
 _MAX_NAMED: Final = 20
-#: Maximum number of requests that wait for a commit.
-_MAX_WAITING: Final = 256
 
 
 class Peers:
@@ -102,8 +101,7 @@ class Upgrades:
         self._release: Final = release
         self.peers: Final = Peers(config, name)
         self._proposals: Final = Proposals()
-        #: The routes of the requests that wait for a commit, and the requests.
-        self._waiting: list[tuple[bytes, FinishUpgrade]] = []
+        self._waiting: Final[WaitingRequests[FinishUpgrade]] = WaitingRequests()
 
     # --- the version in use ---
 
@@ -137,22 +135,19 @@ class Upgrades:
             more = len(obstacles) - _MAX_NAMED
             named = obstacles[:_MAX_NAMED] + ([f"and {more} more"] if more > 0 else [])
             return [self._reply(src, message, ", ".join(named))]
-        if (src, message) not in self._waiting:
-            self._waiting = [*self._waiting[1 - _MAX_WAITING :], (src, message)]
+        self._waiting.add(src, message)
         return self._proposals.propose(NO_SHARD, RaiseWire(message.wire), now)
 
     def on_raised(self) -> list[Effect]:
         """Answer the requests that a commit fulfils."""
         self._proposals.on_decided(NO_SHARD, RaiseWire)
-        done = [one for one in self._waiting if one[1].wire <= self._state.wire]
-        self._waiting = [one for one in self._waiting if one not in done]
+        done = self._waiting.pop(lambda message: message.wire <= self._state.wire)
         return [self._reply(src, message) for src, message in done]
 
     def abandon(self) -> list[tuple[bytes, int]]:
         """Forget all requests; return their routes and numbers."""
-        waiting, self._waiting = self._waiting, []
         self._proposals.clear()
-        return [(src, message.request) for src, message in waiting]
+        return self._waiting.abandon()
 
     def _reply(self, src: bytes, message: FinishUpgrade, obstacle: str = "") -> Effect:
         state = self._state
@@ -184,7 +179,7 @@ class Upgrades:
 
     def check(self) -> None:
         """Assert the invariant."""
-        assert len(self._waiting) <= _MAX_WAITING
+        self._waiting.check()
 
 
 def _wires(

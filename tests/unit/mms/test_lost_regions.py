@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from mms.commands import FinalizeShard, RetireShard, SetRegionLost, decode_command
-from mms.lost_regions import _MAX_WAITING
 from mms.state import ClusterState
+from mms.waiting_requests import MAX_WAITING
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.reconfiguration import HANDLER
 from tests.unit.mms.test_regions import TRIANGLE, hello, labelled, reinsert
@@ -167,12 +167,12 @@ def test_a_request_waits_for_the_commit_and_moves_with_the_leader() -> None:
     world.send(ChangeRegion(CLUSTER, 9, "a", is_lost=True))  # a repetition
     proposed = [decode_command(command) for _, command in world.proposed]
     assert proposed.count(SetRegionLost("a", is_lost=True)) == 1
-    for request in range(10, 10 + _MAX_WAITING):
+    for request in range(10, 10 + MAX_WAITING):
         world.send(ChangeRegion(CLUSTER, request, "a", is_lost=True))
     world.sent.clear()
     world.step(LeaderChanged("mms-1", is_self=False))
     redirected = [message.request for message in world.answers(NotLeader)]
-    assert redirected == list(range(10, 10 + _MAX_WAITING))  # the oldest gave way
+    assert redirected == list(range(10, 10 + MAX_WAITING))  # the oldest gave way
 
 
 def test_a_request_to_the_next_leader_repeats_the_committed_one() -> None:

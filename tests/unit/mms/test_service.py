@@ -289,7 +289,6 @@ def test_a_server_with_an_uncommitted_lease_gets_the_committed_one() -> None:
     )
     world.run(2 * S)
     assert liar.halted
-    assert world.service.announcements.contradictions > 0
 
 
 def test_a_restarted_server_is_answered_at_once() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from mms.commands import FinalizeShard, RaiseWire, RetireShard, decode_command, decode_refusal
 from mms.state import ClusterState
-from mms.upgrades import _MAX_NAMED, _MAX_WAITING
+from mms.upgrades import _MAX_NAMED
+from mms.waiting_requests import MAX_WAITING
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.test_state import apply, with_leases
 from tests.unit.mms.world import World, config
@@ -229,13 +230,13 @@ def test_a_request_waits_for_the_commit_and_moves_with_the_leader() -> None:
         world.send(info(name, NEW), name.encode())
     assert finish(world) is None
     world.send(FinishUpgrade(CLUSTER, 9, 2))  # a repetition
-    for request in range(10, 10 + _MAX_WAITING):
+    for request in range(10, 10 + MAX_WAITING):
         world.send(FinishUpgrade(CLUSTER, request, 2))
     assert world.status()["wire_in_use"] == 1
     world.sent.clear()
     world.step(LeaderChanged("mms-1", is_self=False))
     redirected = [message.request for message in world.answers(NotLeader)]
-    assert redirected == list(range(10, 10 + _MAX_WAITING))  # the oldest gave way
+    assert redirected == list(range(10, 10 + MAX_WAITING))  # the oldest gave way
 
 
 # --- the nodes learn it ---

@@ -228,19 +228,22 @@ class ClientCore:
         if type(event) is BatchEnd:
             if self.is_batch_open:
                 self._end_batch()
-        elif (
-            type(event) is not Received
-            or type(event.message) is not InsertAck
-            or not self._on_plain_ack(event.message)
+        elif not (
+            type(event) is Received
+            and type(event.message) is InsertAck
+            and self._on_plain_ack(event.message)
         ):
-            plain = self._plain_inserts
-            if plain.insert is not None:
-                self._inserts.take_over_plain()
-                self.is_batch_open = True
+            self._leave_short_path()
             self._on_event(event)
-            if plain.insert is None:
+            if self._plain_inserts.insert is None:  # The event did not begin one.
                 self.is_batch_open = True
         return context.pop_effects()
+
+    def _leave_short_path(self) -> None:
+        """Have the general machinery continue with an insert on the short path."""
+        if self._plain_inserts.insert is not None:
+            self._inserts.take_over_plain()
+            self.is_batch_open = True
 
     def step_call(self, number: int, request: Request, now: int) -> list[Effect]:
         """Do `step(Call(number, request), now)`; it is quick for an insert on the short path."""

@@ -42,7 +42,7 @@ def _groups(_no_groups: None) -> Any:
 def warm() -> ClientHarness:
     """Return a client whose next insert takes the short path."""
     harness = connected(pinned)
-    harness.core._inserts._copies._budget._acks = 0
+    harness.core._inserts._copies._budget._units = 0
     first = harness.insert(b"first")
     (insert,) = sent(harness)
     harness.give(ack(insert, 1, [10]), ack(insert, 0, [10]))
@@ -294,7 +294,7 @@ def run_both(events: list[tuple[Any, ...]]) -> tuple[Driver, Driver]:
 def state(driver: Driver) -> list[dict[str, Any]]:
     """Return the windows of a client."""
     inserts = driver.harness.core._inserts
-    return [{"budget": inserts._copies._budget._acks, "highest": inserts._context.highest_gsn}] + [
+    return [{"budget": inserts._copies._budget._units, "highest": inserts._context.highest_gsn}] + [
         {
             name: contents(getattr(window, name))
             for name in window.__slots__

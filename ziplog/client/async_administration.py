@@ -213,9 +213,8 @@ class AsyncAdministration(AsyncConnection):
             timeout: in seconds.
 
         Raises:
-            ConfigError: it is not a name.
-            UnavailableError: no server is there, or one of them was heard within the last 10 s; the
-                text names it.
+            ConfigError: no storage server is in this region; the text lists the regions.
+            UnavailableError: a server there was heard within the last 10 s; the text names it.
 
         """
         deadline_ns = self._deadline_ns(timeout)
@@ -229,7 +228,7 @@ class AsyncAdministration(AsyncConnection):
             timeout: in seconds.
 
         Raises:
-            ConfigError: it is not a name.
+            ConfigError: no storage server is in this region; the text lists the regions.
 
         """
         deadline_ns = self._deadline_ns(timeout)

@@ -206,9 +206,8 @@ class Administration(Connection):
             timeout: in seconds.
 
         Raises:
-            ConfigError: it is not a name.
-            UnavailableError: no server is there, or one of them was heard within the last 10 s; the
-                text names it.
+            ConfigError: no storage server is in this region; the text lists the regions.
+            UnavailableError: a server there was heard within the last 10 s; the text names it.
 
         """
         deadline_ns = self._deadline_ns(timeout)
@@ -222,7 +221,7 @@ class Administration(Connection):
             timeout: in seconds.
 
         Raises:
-            ConfigError: it is not a name.
+            ConfigError: no storage server is in this region; the text lists the regions.
 
         """
         deadline_ns = self._deadline_ns(timeout)

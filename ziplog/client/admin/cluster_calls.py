@@ -20,15 +20,21 @@ from ziplog.client.common.requests import (
 )
 from ziplog.core.nearness import named
 from ziplog.core.units import NS_PER_MS
-from ziplog.errors import DeadlineError, NoSuchRecordError, TrimHeldError, UnavailableError
+from ziplog.errors import (
+    ConfigError,
+    DeadlineError,
+    NoSuchRecordError,
+    TrimHeldError,
+    UnavailableError,
+)
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import ChangeRegion, FinishUpgrade, StatusQuery, Trim
+from ziplog.wire import ChangeRegion, FinishUpgrade, Hello, StatusQuery, Trim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.errors import VersionError
-    from ziplog.wire import RegionChanged, StatusReply, TrimReply, UpgradeFinished
+    from ziplog.wire import ClusterInfo, RegionChanged, StatusReply, TrimReply, UpgradeFinished
 
 #: Within a shorter time, even a node of this machine may not reply.
 _LEAST_CONTACT_NS: Final = 10 * NS_PER_MS
@@ -138,12 +144,31 @@ class ClusterCalls(PendingRequests[PendingCall]):
         self._add(pending)
 
         def on_reply(reply: RegionChanged) -> None:
-            error = f"{self._routing} does not give up {_named(region)}: {reply.obstacle}"
-            self._finish(pending, UnavailableError(error) if reply.obstacle else None)
+            text = f"{self._routing} does not give up {_named(region)}: {reply.obstacle}"
+            result = UnavailableError(text) if reply.obstacle else None
+
+            def on_cluster_info(info: ClusterInfo) -> None:
+                self._routing.update(info)
+                self._finish(pending, self._unknown_region_error(region) or result)
+
+            if self._unknown_region_error(region) is None:
+                self._finish(pending, result)
+            else:  # Perhaps a shard was added there.
+                pending.service_request = self._membership.send_request(Hello, on_cluster_info)
 
         pending.service_request = self._membership.send_request(
             lambda cluster, number: ChangeRegion(cluster, number, region, is_lost), on_reply
         )
+
+    def _unknown_region_error(self, region: str) -> ConfigError | None:
+        """Return the error for a region without storage servers; None: there are some."""
+        routing = self._routing
+        known = {one for shard in routing.shards for one in routing.regions(shard)}
+        if region in known:
+            return None
+        allowed = f"one with storage servers: {named(sorted(known))}"
+        text = f"no storage server of {routing} is in {_named(region)}; give {allowed}"
+        return ConfigError("region", region, allowed, message=text)
 
     def trim(self, call: int, request: TrimRequest) -> None:
         """Delete all records before a position, once it is stable."""

@@ -46,6 +46,7 @@ from ziplog.core.node import BatchEnd, Call, ConnectionChanged, Received, Wakeup
 from ziplog.core.view import LeaseRun, Member, run_of
 from ziplog.errors import (
     ClusterMismatchError,
+    ConfigError,
     UnavailableError,
     VersionError,
 )
@@ -162,7 +163,7 @@ def test_an_upgrade_is_finished_or_the_obstacle_is_named() -> None:
 )
 def test_a_region_is_changed_or_the_obstacle_is_named(is_lost: bool, what: str) -> None:
     harness = ClientHarness()
-    harness.connect(placement(0))
+    harness.connect(placement(0, regions=("eu", "us")))
     for obstacle in ("shard-0-1 may run", ""):
         call = harness.call(ChangeRegionRequest(harness.until(S), "eu", is_lost))
         request = next(m for _, m in reversed(harness.sent) if type(m) is wire.ChangeRegion)
@@ -183,6 +184,31 @@ def test_a_region_is_changed_or_the_obstacle_is_named(is_lost: bool, what: str) 
     numbers = {message.request for _, message in harness.take(wire.ChangeRegion)}
     assert len(numbers) == 1, "it is repeated until it is answered"
     assert f"did not confirm that region {what}" in str(harness.answers[call])
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_region_without_servers_is_refused_with_those_that_exist(is_lost: bool) -> None:
+    harness = ClientHarness()
+    known = placement(0, regions=("us", "eu"))
+    harness.connect(known)
+
+    def changed(region: str) -> int:
+        call = harness.call(ChangeRegionRequest(harness.until(S), region, is_lost))
+        (_, request), *_ = harness.take(wire.ChangeRegion)
+        obstacle = "no storage server is there" if is_lost else ""
+        reply = wire.RegionChanged(CLUSTER, request.request, region, obstacle)
+        harness.step(Received(SERVICE.encode(), reply))
+        return call
+
+    call = changed("ue")
+    harness.inform(known)
+    error = harness.answers[call]
+    assert type(error) is ConfigError
+    assert "is in region ue; give one with storage servers: eu, us" in str(error)
+    call = changed("ap")
+    assert call not in harness.answers, "a shard may have been added there"
+    harness.inform(known, placement(1, regions=("ap", "eu")))
+    assert type(harness.answers[call]) is (UnavailableError if is_lost else type(None))
 
 
 def test_all_calls_fail_if_all_nodes_that_can_be_reached_are_of_another_cluster() -> None:

@@ -347,6 +347,7 @@ def test_a_closed_client_raises_closed_error(cluster: Cluster) -> None:
         lambda: log.trim(rid),
         log.check_tail,
         log.cluster,
+        lambda: log.set_policy(ziplog.policy.random()),
     ]
     for call in calls:
         with pytest.raises(ClosedError):

@@ -346,7 +346,9 @@ class AsyncLog(AsyncAdministration):
 
     def set_policy(self, policy: Policy) -> None:
         """Select the shards of later inserts by `policy` (see `ziplog.policy`)."""
-        self._engine.post(PolicyRequest(NEVER, policies.checked("policy", policy)))
+        request = PolicyRequest(NEVER, policies.checked("policy", policy))
+        self._engine.check_open()
+        self._engine.post(request)
 
     # --- reading ---
 

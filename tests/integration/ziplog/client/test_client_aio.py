@@ -88,6 +88,8 @@ def test_connecting_by_await(cluster: ServedCluster) -> None:
         ):  # fmt: skip
             with pytest.raises(ziplog.ClosedError):
                 await call
+        with pytest.raises(ziplog.ClosedError):
+            log.set_policy(ziplog.policy.random())
         with pytest.raises(ziplog.UnavailableError):
             await ziplog.aio.connect("127.0.0.1:1", timeout=0.1)
         with pytest.raises(ziplog.ConfigError):

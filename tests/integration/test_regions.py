@@ -104,6 +104,13 @@ def test_an_unknown_region_is_warned_of(cluster: Cluster, caplog: pytest.LogCapt
     ]
 
 
+@pytest.mark.parametrize("verb", ["lost", "back"])
+def test_a_region_without_servers_is_refused_at_once(cluster: Cluster, verb: str) -> None:
+    done = command(cluster, "region", verb, "ue")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is in region ue; give one with storage servers: ap, eu, us" in done.stderr
+
+
 def test_commands_show_regions_and_insert_near(cluster: Cluster) -> None:
     listed = [
         json.loads(line)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client import arguments
 from ziplog.client.common.requests import NEVER, EndClaimsRequest
+from ziplog.core.units import NS_PER_S
 from ziplog.errors import ClosedError
+from ziplog.runtime.clock import now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -88,6 +90,16 @@ class AsyncStream:
             yield from asyncio.shield(self._opened).__await__()
         self._opened.result()
         return self
+
+    async def _opens_by(self, deadline_ns: int) -> bool:
+        """Wait until it is open; return False at a deadline; raises what opening it raises."""
+        if not self._opened.done():
+            left_s = None if deadline_ns == NEVER else max(deadline_ns - now_ns(), 0) / NS_PER_S
+            await asyncio.wait([self._opened], timeout=left_s)
+            if not self._opened.done():
+                return False
+        self._opened.result()
+        return True
 
     async def _entered(self) -> Self:
         """Return the stream, once it is open; close it if it cannot be entered.

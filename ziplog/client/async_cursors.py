@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from ziplog.client import cursor_arguments
 from ziplog.client.async_iterators import AsyncSubscription
 from ziplog.client.common.requests import NEVER, ClaimQuery, ClaimState, ReleaseRequest
-from ziplog.errors import ZiplogError
+from ziplog.errors import DeadlineError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
@@ -99,10 +99,14 @@ class AsyncCursor(AsyncSubscription):
             DeadlineError: it was not confirmed in time, and may be committed.
 
         """
-        await self
+        deadline_ns = self._deadline_ns(timeout)
+        if not await self._opens_by(deadline_ns):
+            raise DeadlineError(
+                f"nothing is committed: the cursor {self.name} is not claimed yet; try again"
+            )
         self._check_open()
         request = cursor_arguments.commit(
-            self._number, self._claim(), self.reached, position, mark, self._deadline_ns(timeout)
+            self._number, self._claim(), self.reached, position, mark, deadline_ns
         )
         committed: RecordId = await self._engine.call(request)
         return committed
@@ -133,6 +137,7 @@ class AsyncCursor(AsyncSubscription):
             await super().close()
 
     async def _release(self) -> None:
-        await self
+        if not self._is_open:
+            return
         self._claim()
         await self._engine.call(ReleaseRequest(self._deadline_ns(None), self._number))

@@ -108,8 +108,9 @@ class AsyncSubscription(AsyncStream):
         buffer = self._buffer
         if buffer.ended:
             return False
-        await self
         deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        if not await self._opens_by(deadline_ns):
+            return False
         request = FetchRequest(deadline_ns, self._number, max_records, buffer.after)
         return buffer.fill(await self._engine.call(request))
 
@@ -144,12 +145,15 @@ class AsyncSubscription(AsyncStream):
             timeout: in seconds; None: no limit.
 
         Raises:
-            DeadlineError: a server did not report its position.
+            DeadlineError: a server did not report its position, or it is not open yet.
             ClosedError: the subscription is closed.
 
         """
-        await self
         deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, 0)
+        if not await self._opens_by(deadline_ns):
+            raise DeadlineError(
+                f"no barrier within {timeout:g} s: the subscription is not open yet; try again"
+            )
         rid: RecordId = await self._engine.call(BarrierRequest(deadline_ns, self._number))
         return rid
 

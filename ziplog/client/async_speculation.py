@@ -96,8 +96,9 @@ class AsyncSpeculation(AsyncStream):
         buffer = self._buffer
         if buffer.ended:
             return False
-        await self
         deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        if not await self._opens_by(deadline_ns):
+            return False
         request = EventsRequest(deadline_ns, self._number, max_events, buffer.taken)
         return buffer.fill(await self._engine.call(request))
 

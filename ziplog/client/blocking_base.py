@@ -90,6 +90,10 @@ class Stream:
         self._owned: Final = engine.owners.add(self, lambda: requests, on_fork)
         engine.call(request, self._number)
 
+    def _opens_by(self, _deadline_ns: int) -> bool:
+        """Return True: it is open once it exists."""
+        return True
+
     @property
     def _is_open(self) -> bool:
         return not self._engine.is_closed

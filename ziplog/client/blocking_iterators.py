@@ -110,6 +110,8 @@ class Subscription(Stream):
         if buffer.ended:
             return False
         deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        if not self._opens_by(deadline_ns):
+            return False
         request = FetchRequest(deadline_ns, self._number, max_records, buffer.after)
         return buffer.fill(self._engine.call(request))
 
@@ -144,11 +146,15 @@ class Subscription(Stream):
             timeout: in seconds; None: no limit.
 
         Raises:
-            DeadlineError: a server did not report its position.
+            DeadlineError: a server did not report its position, or it is not open yet.
             ClosedError: the subscription is closed.
 
         """
         deadline_ns = NEVER if timeout is None else arguments.deadline_ns(timeout, 0)
+        if not self._opens_by(deadline_ns):
+            raise DeadlineError(
+                f"no barrier within {timeout:g} s: the subscription is not open yet; try again"
+            )
         rid: RecordId = self._engine.call(BarrierRequest(deadline_ns, self._number))
         return rid
 

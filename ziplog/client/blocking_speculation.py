@@ -98,6 +98,8 @@ class Speculation(Stream):
         if buffer.ended:
             return False
         deadline_ns = NEVER if limit is None else arguments.deadline_ns(limit, 0)
+        if not self._opens_by(deadline_ns):
+            return False
         request = EventsRequest(deadline_ns, self._number, max_events, buffer.taken)
         return buffer.fill(self._engine.call(request))
 

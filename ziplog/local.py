@@ -256,13 +256,15 @@ class Cluster:
             Its number: one above the highest ever used.
 
         Raises:
-            ConfigError: the cluster file is damaged, or a data directory of this name exists.
+            ConfigError: the cluster file is damaged, or a data directory of this name exists; or
+                `timeout` is not a number.
             UnavailableError: a server could not be started, or ended at once (quotes its log), or
                 there are no free ports.
             DeadlineError: it is not live yet. If the membership service already knows the shard, it
                 becomes live once its servers work; `remove_shard` gives it up.
 
         """
+        timeout = arguments.timeout_s(timeout, _CHANGE_S)
         until = time.monotonic() + timeout
         path = self._supervisor.path
         with cluster_file.exclusive_lock(path, timeout), self.connect(timeout=timeout) as client:

@@ -102,6 +102,11 @@ def test_an_unknown_node_is_named(cluster: Cluster) -> None:
             act("shard-7-0")
 
 
+def test_a_time_out_of_a_shard_change_is_a_number(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="timeout is 'soon'; it must be seconds"):
+        cluster.add_shard(timeout="soon")  # type: ignore[arg-type]
+
+
 def test_a_stopped_cluster_leaves_no_process_and_comes_back_with_its_records(
     tmp_path: Path,
 ) -> None:

@@ -61,6 +61,8 @@ class StateTransfer:
         #: A witness stages entries until everything has arrived, and where to cut before them.
         self._staged: list[Entry] | None = [] if is_witness else None
         self._cut_to: int | None = None
+        #: The survivor holds our last entry, or that entry is stable.
+        self._is_common = False
         #: The survivor has trimmed the entries after our last one.
         self._is_outdated = False
         #: The last entry that the survivor knew to be stable.
@@ -120,14 +122,29 @@ class StateTransfer:
             return
         self._stable = max(self._stable, min(answer.stable, answer.last))
         is_handled = True
-        if answer.keep < answer.after:
-            is_handled = self._cut(answer.keep, answer.trim)
+        keep = self._kept_by(answer)
+        if keep < answer.after:
+            is_handled = self._cut(keep, answer.trim)
         elif answer.after < answer.last:
             is_handled = self._append(answer)
         else:
             self._add_sessions(answer, now)
         self._request_due = now if is_handled else now + self._retry_ns
         self.tick(now)
+
+    def _kept_by(self, answer: Fetched) -> int:
+        """Return the last entry of this server's log that stays.
+
+        The survivor also keeps what it has trimmed and cannot compare. An entry that is not stable
+        here may then differ, although the answer begins right after it.
+        """
+        if answer.keep < answer.after or self._is_common:
+            return answer.keep
+        stream = self._state.stream
+        if stream.stable < answer.after and stream.stable_end <= answer.trim:
+            return stream.stable
+        self._is_common = True
+        return answer.keep
 
     def _add_sessions(self, answer: Fetched, now: int) -> None:
         """Add a part of the survivor's sessions."""

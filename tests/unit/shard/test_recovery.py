@@ -466,3 +466,29 @@ def test_a_promise_outlives_its_lease_among_those_that_a_server_keeps() -> None:
     (frozen,) = heard(world, wire.Frozen)
     assert frozen.rolled_forward == 1
     assert [(p.seq, p.gsns, p.epoch) for p in places(world, BACKUP)] == [(1, [1], 0)]
+
+
+@pytest.mark.parametrize("is_witness", [False, True])
+def test_an_entry_that_the_survivor_has_trimmed_is_not_taken_for_its_own(is_witness: bool) -> None:
+    """A failed attempt wrote another entry there, and the survivor's log begins right after it."""
+    world = start(2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    world.run(300 * MS)
+    send(world, insert(2), BACKUP)  # at a later position, so a no-op comes before it
+    promise(world, THIRD, 2)
+    frozen = promise(world, BACKUP, 3)
+    order(world, decision(frozen), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, BACKUP, PRIMARY), 2 * S)
+    if not is_witness:
+        crash(world, THIRD, 2)
+    survivor = replica(world, BACKUP)._state
+    place = log(world, BACKUP)[2].decision
+    assert isinstance(place, Place)
+    survivor.trim = place.gsns[0]
+    survivor.store.trim(survivor.trim)
+    assert survivor.store.first_fseq == world.stores[THIRD].last_fseq + 1
+    assert world.stores[THIRD].view_at(2) == 2
+    order(world, decision(frozen), THIRD)
+    assert world.run_until(lambda: joined(world, THIRD), 2 * S)
+    assert not world.halts
+    assert log(world, THIRD) == log(world, BACKUP)

@@ -154,7 +154,8 @@ class Recovery:
         placement = self._members.placements.get(self.shard)
         if placement is None:
             return []
-        if known is not None and not known.is_finished and not self._joined:
+        has_started = known is not None and placement.view >= known.view
+        if known is not None and not (known.is_finished or self._joined or has_started):
             self._announce_decision(known, now)
         if known is None or (known.is_finished and not known.is_under_way):
             self._check_suspicions(known, placement, now)

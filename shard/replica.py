@@ -496,7 +496,9 @@ class Replica:
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
         state = self._state
-        is_in_view = state.state in {"up", "joined"} and message.view == state.view
+        # A joining server names a client. It has forgotten what it acked in a view that started.
+        is_late = state.state == "up" and message.client is not None
+        is_in_view = state.state in {"up", "joined"} and message.view == state.view and not is_late
         # In limbo, the server's view means nothing; each entry has its own view.
         is_in_limbo = state.state == "limbo" and message.view == 0
         if (

@@ -324,3 +324,21 @@ def test_the_next_view_has_the_regions_that_its_servers_report() -> None:
 
 def grants(world: World) -> list[GrantLease]:
     return [command for command in world.mms_commands if isinstance(command, GrantLease)]
+
+
+def test_a_new_leader_announces_no_view_that_has_started() -> None:
+    """A server that crashed in it must not join it again: it has forgotten what it acked there."""
+    world = World(config(handlers=3)).live()
+    world.kill(world.server(0, 0))
+    reach(world, "returned")
+    del world.handlers[world.leader]
+    world.leader = ""
+    world.until(lambda: all(server.state == "up" for server in world.servers))
+    world.kill(world.server(0, 1))
+    world.run(1500 * MS)
+    assert world.server(0, 1).state == "limbo"
+    assert not world.decided(Finish)
+    world.sent = []
+    world.elect("fh-1")
+    world.until_live(view=3)
+    assert {message.view for message in world.messages(ViewDecided)} == {3}

@@ -469,3 +469,25 @@ def test_a_guess_of_a_former_view_is_no_promise_of_the_view_that_a_server_joined
     send(world, wire.Beat(CLUSTER, 0, 3, 0, 77, "joined"), BACKUP)
     assert replica(world, BACKUP)._state.state == "frozen"
     assert promise(world, BACKUP, recovery=4, view=2).rolled_forward == 0
+
+
+@pytest.mark.parametrize("has_insert", [False, True])
+def test_a_server_that_crashed_does_not_join_a_view_that_has_started(has_insert: bool) -> None:
+    """A new leader of the handler may not know yet that the view has started.
+
+    The server acked a record in that view, which it forgot: it must not be in service there.
+    """
+    world = start()
+    frozen = recover(world, PRIMARY, BACKUP)
+    names = (PRIMARY, BACKUP) if has_insert else (BACKUP,)
+    send(world, replace(insert(1), view=2), *names)
+    assert 1 in [server for _, server, _ in acks(world, 2)]
+    world.run(300 * MS)
+    crash(world, BACKUP)
+    order(world, decision(frozen), BACKUP)
+    world.run(1 * S)
+    begin(world, 2)
+    assert not world.halts
+    assert replica(world, BACKUP)._state.state == "limbo"
+    recover(world, PRIMARY, BACKUP, view=3)
+    assert log(world, PRIMARY) == log(world, BACKUP)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Age up to which a report counts; a server without one has probably failed.
 HEARD_NS: Final = 1000 * NS_PER_MS
+#: Age up to which the lost regions count: a node queries them every second.
+LOST_REGIONS_NS: Final = 3000 * NS_PER_MS
 
 
 class Member:
@@ -61,13 +63,21 @@ class Members:
         self.placements: dict[int, Placement] = {}
         #: The regions that an operator gave up, as the membership service's leader knew them.
         self.lost_regions: frozenset[str] = frozenset()
+        #: When this node sent the query that they answer, in ns.
+        self._queried_lost_at = -(2**62)
         self._members: dict[int, list[Member]] = {}
 
-    def on_cluster_info(self, placements: Iterable[Placement], lost_regions: Iterable[str]) -> None:
-        """Store the membership service's placements, and the regions that an operator gave up."""
+    def on_cluster_info(
+        self, placements: Iterable[Placement], lost_regions: Iterable[str], queried_at: int
+    ) -> None:
+        """Store the membership service's placements, and the regions that an operator gave up.
+
+        `queried_at`: when this node sent the query that is answered, in ns.
+        """
         for placement in placements:
             self.place(placement)
-        self.lost_regions = frozenset(lost_regions)
+        if queried_at >= self._queried_lost_at:
+            self.lost_regions, self._queried_lost_at = frozenset(lost_regions), queried_at
 
     def place(self, placement: Placement) -> None:
         """Store a shard's placement, unless a newer one is known."""
@@ -111,11 +121,14 @@ class Members:
         """Return the number of replicas that must hold a view before it is confirmed.
 
         The view then survives f failures, one of them known; those of lost regions are known, too.
-        A server there that reports, and hears the survivor, runs: it can join the view.
+        A server there that reports, and hears the survivor, runs: it can join the view. Regions
+        that were lost long ago may be back.
         """
         replicas, members = self.placements[shard].replicas, self.of(shard)
+        is_recent = now - self._queried_lost_at < LOST_REGIONS_NS
+        lost_regions = self.lost_regions if is_recent else frozenset()
         left = sum(
-            replica.region not in self.lost_regions
+            replica.region not in lost_regions
             or (
                 (report := member.recent_report(now)) is not None
                 and survivor not in report.suspects

@@ -68,6 +68,10 @@ HEARTBEAT_NS: Final = 1000 * NS_PER_MS
 PAUSED_NS: Final = 3 * HEARTBEAT_NS // 2
 #: Maximum number of nodes in one reply to a supervisor; the rest follow later.
 MAX_ORDERS: Final = 4096
+#: Time of a query that is not known any more.
+_LONG_AGO: Final = -(2**62)
+#: Number of the last placement queries; the times of earlier ones are dropped.
+_KEPT_QUERIES: Final = 64
 #: Interval between checks during a recovery.
 TICK_NS: Final = 50 * NS_PER_MS
 
@@ -112,6 +116,8 @@ class FailureHandler(ServiceNode):
         self._connected = False
         self._heartbeat_due = self._tick_due = now
         self._requests = 0
+        #: When the last placement queries were sent, by their numbers.
+        self._queried_at: Final[dict[int, int]] = {}
         self._handlers = {
             Suspect: self._on_suspect,
             Frozen: self._on_frozen,
@@ -176,6 +182,9 @@ class FailureHandler(ServiceNode):
 
     def _query_placements(self) -> None:
         self._requests += 1
+        self._queried_at[self._requests] = self._now
+        if len(self._queried_at) > _KEPT_QUERIES:
+            del self._queried_at[next(iter(self._queried_at))]
         self._effects.append(Broadcast(self._service_nodes, Hello(self.cluster, self._requests)))
 
     # --- consensus ---
@@ -300,7 +309,8 @@ class FailureHandler(ServiceNode):
         if not message.mms or self.config.node(src.decode()).endpoint != message.mms[0]:
             return
         self.members.cluster = message.cluster
-        self.members.on_cluster_info(message.placements, message.lost_regions)
+        queried_at = self._queried_at.get(message.request, _LONG_AGO)
+        self.members.on_cluster_info(message.placements, message.lost_regions, queried_at)
         for shard in self.members.placements if self._is_leader else ():
             self._advance(shard)
 

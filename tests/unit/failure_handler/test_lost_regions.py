@@ -85,7 +85,7 @@ def test_a_view_needs_f_copies_or_those_that_are_left(
 ) -> None:
     members = Members()
     replicas = tuple(Replica(f"s-{i}", f"h:{i}", region=r) for i, r in enumerate(regions))
-    members.on_cluster_info([Placement(0, 1, "live", replicas)], lost)
+    members.on_cluster_info([Placement(0, 1, "live", replicas)], lost, 10 * S)
     assert members.copies_needed(0, 0, 10 * S) == copies
 
 
@@ -239,8 +239,8 @@ def test_only_the_leader_of_the_membership_service_is_believed(is_leader: bool) 
     info = world.messages(ClusterInfo)[-1]
     leader = info.mms if is_leader else ["127.0.0.1:9", *info.mms]
     information = ClusterInfo(
-        CLUSTER, 1, info.name, info.durability, leader, info.placements, [], 0, info.limits,
-        lost_regions=["eu", "us"],
+        CLUSTER, info.request, info.name, info.durability, leader, info.placements, [], 0,
+        info.limits, lost_regions=["eu", "us"],
     )  # fmt: skip
     world.step_handler("fh-0", Received(b"mms-0", information))
     assert handler.members.lost_regions == (frozenset({"eu", "us"}) if is_leader else frozenset())
@@ -257,3 +257,51 @@ def test_every_node_of_the_failure_handler_knows_lost_regions() -> None:
     world.until(lambda: confirmed(world) > 1, 5 * S)
     world.run(100 * MS)
     assert world.server(0, 0).state == "joined"
+
+
+def after_an_isolation(world: World, name: str) -> None:
+    """Isolate a node of the handler from the end of a loss until another recovery is decided."""
+    lose(world, "eu", "us")
+    for region in ("eu", "us"):
+        assert change(world, region) == ""
+    world.until(lambda: confirmed(world) == 2, 3 * S)
+    world.run(2 * S)
+    world.cut = {name}
+    for server in world.servers[1:]:
+        server.restart()
+    world.until_live(view=2)
+    world.run(3 * S)
+    assert world.mms.state.lost_regions == []
+    assert world.handlers[name].members.lost_regions == {"eu", "us"}
+    world.kill(*world.servers[1:])
+    world.until(lambda: world.consensus.shards[0].view == 3, 10 * S)
+    world.run(3 * S)
+    assert confirmed(world) == 2
+
+
+def test_a_handler_that_was_isolated_does_not_act_on_the_regions_that_were_lost_before() -> None:
+    """It leads before the membership service has answered it."""
+    world = spread(*REGIONS, handlers=3)
+    after_an_isolation(world, "fh-1")
+    world.cut = set()
+    world.network = lambda src, dst, _: [] if (src, dst) == ("mms-0", "fh-1") else [HOP]
+    world.run(200 * MS)
+    world.elect("fh-1")
+    world.run(5 * S)
+    assert confirmed(world) == 2, "the regions are back, so two servers are needed"
+
+
+def test_a_late_answer_does_not_bring_lost_regions_back() -> None:
+    world = spread(*REGIONS, handlers=3)
+    lose(world, "eu", "us")
+    for region in ("eu", "us"):
+        assert change(world, region) == ""
+    world.run(2 * S)
+    handler = world.handlers["fh-0"]
+    late = next(message for message in reversed(world.messages(ClusterInfo)))
+    assert late.lost_regions == ["eu", "us"]
+    for region in ("eu", "us"):
+        assert change(world, region, is_lost=False) == ""
+    world.run(2 * S)
+    world.step_handler("fh-0", Received(b"mms-0", late))
+    assert handler.members.lost_regions == frozenset()

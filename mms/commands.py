@@ -199,10 +199,16 @@ class EditCursor(Command, tag=17, frozen=True, gc=False):
 
 
 class SetRegionLost(Command, tag=18, frozen=True, gc=False):
-    """Give a region up: views are confirmed without its servers; or let them count again."""
+    """Give a region up: views are confirmed without its servers; or let them count again.
+
+    A command that was proposed before the last one is out of turn, and changes nothing. Consensus
+    may forward the proposal of a former leader much later.
+    """
 
     region: Region
     is_lost: bool
+    #: Number of such commands that were applied when it was proposed; None: an older version's.
+    turn: Unsigned | None = None
 
 
 AnyCursorCommand = ClaimCursor | MoveCursors | ReleaseCursor | EditCursor

@@ -5,7 +5,7 @@
     all servers there are up, none of their shards is recovering --> `SetRegionLost` (not lost)
 
 Rule: the leader gives a region up only on an operator's request, and only while all of its servers
-are silent. A request to end that is always committed, so it comes after each earlier request.
+are silent. A request to end that is always committed, and no earlier proposal counts after it.
 
 See docs/protocol.md, section 20.
 """
@@ -57,8 +57,14 @@ class LostRegions:
         self._waiting.add(src, message)
         return self._propose(message.region, now, is_lost=message.is_lost)
 
-    def on_decided(self, command: SetRegionLost) -> list[Effect]:
-        """Answer the requests that a commit fulfils."""
+    def on_refused(self, now: int) -> list[Effect]:
+        """Handle the waiting requests again: consensus refused a proposal."""
+        self._proposals.on_decided(NO_SHARD, SetRegionLost)
+        waiting = self._waiting.pop(lambda _: True)
+        return [effect for src, message in waiting for effect in self.submit(src, message, now)]
+
+    def on_applied(self, command: SetRegionLost) -> list[Effect]:
+        """Answer the requests that a commit fulfils; earlier proposals are out of turn now."""
         self._proposals.on_decided(NO_SHARD, SetRegionLost)
         decided = command.region, command.region in self._state.lost_regions
         done = self._waiting.pop(lambda message: (message.region, message.is_lost) == decided)
@@ -70,7 +76,8 @@ class LostRegions:
         return self._waiting.abandon()
 
     def _propose(self, region: str, now: int, *, is_lost: bool) -> list[Effect]:
-        return self._proposals.propose(NO_SHARD, SetRegionLost(region, is_lost), now)
+        command = SetRegionLost(region, is_lost, self._state.region_changes)
+        return self._proposals.propose(NO_SHARD, command, now)
 
     def _reply(self, src: bytes, message: ChangeRegion, obstacle: str = "") -> Effect:
         reply = RegionChanged(self._state.cluster, message.request, message.region, obstacle)

@@ -306,12 +306,12 @@ class MembershipService(ServiceNode):
             case SetDurability():
                 self._durability.on_decided()
             case SetRegionLost():
-                self._effects += self._lost_regions.on_decided(command)
+                self._effects += self._lost_regions.on_applied(command)
 
     def _on_refused(self, command: AnyCommand, refusal: Refusal) -> None:
         match command:
             case SetRegionLost():
-                self._effects += self._lost_regions.on_decided(command)
+                self._effects += self._lost_regions.on_refused(self._now)
             case GrantLease():
                 self.plan.on_refused(self._now)
             case RemoveShard():

@@ -53,3 +53,4 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     cursors: list[Cursor] = []
     terms: int = 0
     lost_regions: list[str] = []
+    region_changes: int = 0

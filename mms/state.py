@@ -92,6 +92,8 @@ class ClusterState:
         self.wire = 1
         #: The regions that an operator gave up, sorted: at most those of servers.
         self.lost_regions: list[str] = []
+        #: Number of `SetRegionLost` that were applied.
+        self.region_changes = 0
         #: Possible losses of recoveries, oldest first.
         self.losses: list[RecordLoss] = []
         self.history = EventHistory()
@@ -281,10 +283,13 @@ class ClusterState:
 
     def _set_region_lost(self, command: SetRegionLost) -> Refusal:
         region, lost = command.region, set(self.lost_regions)
+        if command.turn not in {None, self.region_changes}:
+            return "out-of-turn"
         if command.is_lost and region not in self.regions:
             return "no-such-region"
         lost = lost | {region} if command.is_lost else lost - {region}
         self.lost_regions = sorted(lost & self.regions)
+        self.region_changes += 1
         return ""
 
     def _remove(self, command: RemoveShard) -> Refusal:
@@ -407,6 +412,7 @@ class ClusterState:
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
                 self.wire, self.history.events, self.history.last, self.durability_epoch,
                 self.cursors.in_order(), self.cursors.terms, self.lost_regions,
+                self.region_changes,
             )
         )  # fmt: skip
 
@@ -429,7 +435,7 @@ class ClusterState:
         self.retirements, self.wire = found.retirements, found.wire
         self.history = EventHistory(found.events, found.last_event)
         self.cursors = CursorTable(found.cursors, found.terms)
-        self.lost_regions = found.lost_regions
+        self.lost_regions, self.region_changes = found.lost_regions, found.region_changes
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)
         self._digests = {

@@ -34,7 +34,7 @@ class WaitingRequests(Generic[_RequestT]):
             self._waiting = [*self._waiting[1 - MAX_WAITING :], (src, message)]
 
     def pop(self, is_done: Callable[[_RequestT], bool]) -> list[tuple[bytes, _RequestT]]:
-        """Remove and return the requests that a commit fulfils."""
+        """Remove and return the requests for which this holds."""
         done = [one for one in self._waiting if is_done(one[1])]
         self._waiting = [one for one in self._waiting if one not in done]
         return done

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
@@ -15,6 +17,9 @@ from tests.unit.mms.test_state import apply, with_leases
 from tests.unit.mms.world import FakeServer, World, state
 from ziplog.core.node import Committed, LeaderChanged
 from ziplog.wire import ChangeRegion, NotLeader, RegionChanged, Remove
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: The servers of region a: the first of shard 0, and the last of shard 2.
 IN_A = ("shard-0-0", "shard-2-1")
@@ -48,9 +53,18 @@ def change(world: World, region: str = "a", request: int = 9, *, is_lost: bool =
     return [reply.obstacle for reply in replies]
 
 
+def changes(commands: Iterable[bytes]) -> list[SetRegionLost]:
+    """Return the changes of regions among encoded commands, without their turns."""
+    decoded = [decode_command(command) for command in commands]
+    return [
+        msgspec.structs.replace(command, turn=None)
+        for command in decoded
+        if isinstance(command, SetRegionLost)
+    ]
+
+
 def committed(world: World) -> list[SetRegionLost]:
-    commands = [decode_command(command) for command in world.log]
-    return [command for command in commands if isinstance(command, SetRegionLost)]
+    return changes(world.log)
 
 
 def lost(world: World) -> list[str]:
@@ -84,7 +98,7 @@ def test_a_snapshot_keeps_lost_regions() -> None:
 def test_an_earlier_snapshot_has_no_lost_regions() -> None:
     former = with_leases(2)
     copy = ClusterState()
-    copy.restore(msgspec.msgpack.encode(msgspec.msgpack.decode(former.snapshot())[:-1]))
+    copy.restore(msgspec.msgpack.encode(msgspec.msgpack.decode(former.snapshot())[:-2]))
     assert copy.lost_regions == []
     assert copy.snapshot() == former.snapshot()
 
@@ -165,7 +179,7 @@ def test_a_request_waits_for_the_commit_and_moves_with_the_leader() -> None:
     world.is_cut_off = True
     assert change(world) == []
     world.send(ChangeRegion(CLUSTER, 9, "a", is_lost=True))  # a repetition
-    proposed = [decode_command(command) for _, command in world.proposed]
+    proposed = changes(command for _, command in world.proposed)
     assert proposed.count(SetRegionLost("a", is_lost=True)) == 1
     for request in range(10, 10 + MAX_WAITING):
         world.send(ChangeRegion(CLUSTER, request, "a", is_lost=True))
@@ -288,3 +302,46 @@ def test_the_history_has_each_change_once() -> None:
         world.run(2 * S)
     found = [text for kind, _, _, text in world.events() if kind == "region"]
     assert found == ["region a was given up", "region a is back"] * 2
+
+
+# --- late proposals ---
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_late_proposal_of_a_former_leader_reverts_no_newer_decision(is_lost: bool) -> None:
+    """Consensus keeps the proposals of a node without a leader, and forwards them to the next."""
+    world = lose_a(started(mms=3))
+    if not is_lost:
+        assert change(world) == [""]
+    world.is_cut_off = True
+    assert change(world, is_lost=is_lost) == []
+    late = next(c for _, c in world.proposed if isinstance(decode_command(c), SetRegionLost))
+    world.step(LeaderChanged("mms-1", is_self=False))
+    world.proposed.clear()
+    world.is_cut_off = False
+
+    world.lead().run(12 * S)
+    assert change(world, is_lost=True) == [""]
+    assert change(world, is_lost=False) == [""]
+    if not is_lost:
+        assert change(world, is_lost=True) == [""]
+    decided = lost(world)
+    assert decided == ([] if is_lost else ["a"])
+    world.step(Committed(late, world.consensus.apply(late)))
+    assert lost(world) == decided
+
+
+def test_an_operator_is_answered_only_once_earlier_proposals_are_out_of_turn() -> None:
+    """Two requests to end a loss, and between them one that its operator has abandoned."""
+    world = lose_a(started())
+    world.is_cut_off = True
+    for request, is_lost in ((9, False), (10, True), (11, False)):
+        assert change(world, request=request, is_lost=is_lost) == []
+    first, second, *_ = [
+        c for _, c in world.proposed if isinstance(decode_command(c), SetRegionLost)
+    ]
+    world.proposed.clear()
+    world.step(Committed(first, world.consensus.apply(first)))
+    assert {reply.request for reply in world.answers(RegionChanged)} == {9, 11}
+    world.step(Committed(second, world.consensus.apply(second)))
+    assert lost(world) == []

@@ -106,6 +106,7 @@ class Primary:
                     else:
                         session.successors.setdefault(unit.predecessor, []).append(unit)
         self._unforwarded = self._state.stream.decisions_after(0)
+        self._state.round_trips.on_restart(self._state.stream.last)
         self._forward_now = True
 
     # --- inserts ---

@@ -35,6 +35,8 @@ class RoundTrips:
         self._forwarded = 0
         self._forwarded_at = -(2**62)
         self._reported: Final[set[bytes]] = set()
+        #: The last entry that backups may hold from before a restart.
+        self._held_before = 0
 
     def on_heartbeat_sent(self, now: int) -> int:
         """Return `sent_us` of a heartbeat that is sent now; 0: it requests no echo."""
@@ -50,9 +52,13 @@ class RoundTrips:
         self._answered[node] = sent_us
         self._add(node, now - sent_us * 1000)
 
+    def on_restart(self, last: int) -> None:
+        """Measure no forward without an entry after `last`: a report of the rest proves nothing."""
+        self._held_before = last
+
     def on_forward(self, last: int, now: int) -> None:
         """Measure a forward up to entry `last`, unless another one is being measured."""
-        if now - self._forwarded_at > self._longest_ns > 0:
+        if last > self._held_before and now - self._forwarded_at > self._longest_ns > 0:
             self._forwarded, self._forwarded_at = last, now
             self._reported.clear()
 

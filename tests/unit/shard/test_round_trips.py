@@ -41,7 +41,18 @@ class Server:
         )  # fmt: skip
         self.f = f
         self.now = START
-        self.replica = Replica(config, MemoryStore(), None, limbo=False, incarnation=1, now=START)
+        self.config, self.store = config, MemoryStore()
+        self.replica = Replica(config, self.store, None, limbo=False, incarnation=1, now=START)
+        self.clock = self.replica._state.clock
+
+    def restart(self) -> None:
+        """Store the log, stop cleanly, and start again."""
+        for entry in self.replica._state.stream.window:
+            self.store.append(entry)
+        checkpoint = self.replica.checkpoint()
+        self.replica = Replica(
+            self.config, self.store, checkpoint, limbo=False, incarnation=2, now=self.now
+        )
         self.clock = self.replica._state.clock
 
     def heartbeat(self) -> wire.Heartbeat:
@@ -263,10 +274,11 @@ def test_without_a_round_trip_in_the_cluster_file_no_forward_is_measured() -> No
 
 def forward(server: Server, *took: int) -> None:
     """Have the primary close positions for a reader, and each backup report it after `took` ns."""
-    server.receive(wire.Want(CLUSTER, 0, 1, server.clock.next_owned(LEASE.base + 1)), b"reader")
-    last = server.replica._state.stream.last
+    end = server.replica._state.stream.end
+    server.receive(wire.Want(CLUSTER, 0, 1, server.clock.next_owned(end)), b"reader")
     effects = server.replica.step(BatchEnd(), server.now)
     assert any(isinstance(one, Broadcast) and type(one.message) is wire.Forward for one in effects)
+    last = server.replica._state.stream.last
     sent = server.now
     for index, ns in enumerate(took, 1):
         server.now = sent + ns
@@ -282,6 +294,23 @@ def test_a_primary_begins_a_lease_early_by_the_delay_to_its_backup() -> None:
     server.announce(lease, 0)
     assert server.clock._lease_began_at == server.now - FAR // 2
     assert server.clock.current_epoch_base(server.now) == lease.base + 2 * lease.epoch_size
+
+
+def test_a_report_of_entries_from_before_a_restart_is_no_sample() -> None:
+    """The backup holds them, and has sent the report before the forward reaches it."""
+    server = Server()
+    server.announce(LEASE, 0)
+    forward(server)
+    last = server.replica._state.stream.last
+    server.restart()
+    effects = server.replica.step(BatchEnd(), server.now)
+    assert any(isinstance(one, Broadcast) and type(one.message) is wire.Forward for one in effects)
+    assert server.replica._state.stream.last == last, "nothing new was forwarded"
+    server.now += MS
+    server.receive(wire.Report(CLUSTER, 0, 1, 1, 1, last, last), b"shard-0-1")
+    server.now += S
+    forward(server, FAR)
+    assert server.replica._state.round_trips.one_way_ns(b"shard-0-1") == FAR // 2
 
 
 def test_the_farthest_backup_counts() -> None:

@@ -91,7 +91,8 @@ class RecoveryParticipant:
                 if is_awaited or not self._recover_from_disk(now):
                     return False
                 state.view = message.view  # all replicas are in limbo; the handler chose this one
-            self._roll_forward(message, promised, now)
+            if not self._roll_forward(message, promised, now):
+                return False
             self.number = self._promised = message.recovery
             self.transfer = None
             self.on_repaired()
@@ -210,13 +211,14 @@ class RecoveryParticipant:
 
     # --- the roll-forward ---
 
-    def _roll_forward(self, message: Freeze, promised: Iterable[HeldUnit], now: int) -> None:
+    def _roll_forward(self, message: Freeze, promised: Iterable[HeldUnit], now: int) -> bool:
+        """Settle all positions below the limit; False: this server halts, and promises nothing."""
         state, clock, stream = self._state, self._state.clock, self._state.stream
         try:
             clock.announce(message.runs, now, now, state.trim)
         except LeaseConflictError as error:
             state.effects.append(Halt(str(error)))
-            return
+            return False
         view = message.recovery
         # The entries of a failed attempt were not decided.
         self._decided_end = watermark_at(state.store, state.store.last_of(message.view)).end
@@ -245,6 +247,7 @@ class RecoveryParticipant:
         if stream.end < message.limit:
             state.record(Skip(stream.end, message.limit), view)
         state.sessions.drop_undecided()
+        return True
 
     def _is_undecided(self, unit: HeldUnit) -> bool:
         """Whether a promised unit is undecided in this view: joining a view drops former units."""

@@ -177,6 +177,17 @@ def test_promise_is_given_to_no_other_recovery(message: wire.Freeze) -> None:
     assert replica(world, BACKUP)._state.state == "up"
 
 
+def test_a_server_that_halts_on_contradictory_leases_promises_nothing() -> None:
+    """It has not rolled forward what it acked, so no view may begin with its log."""
+    world = start()
+    send(world, insert(1), BACKUP)
+    other = replace(LEASE, epochs=LEASE.epochs + 1)
+    order(world, replace(freeze(), runs=[run_of(other)]), BACKUP)
+    world.run(100 * MS)
+    assert [name for name, _ in world.halts] == [BACKUP]
+    assert not heard(world, wire.Frozen)
+
+
 def test_unknown_peer_cannot_freeze_a_server() -> None:
     world = start()
     effects = replica(world, BACKUP).step(Received(b"<c", freeze()), world.now)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimQuery,
     ClaimRequest,
     CommitRequest,
@@ -23,7 +22,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.log_tasks import ignore
 from ziplog.core.node import LogWarning
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import CursorLostError, NoSuchRecordError
 from ziplog.types import RecordId
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from logplayer.contract import cursor_name
 from logplayer.member_mark import MEMBERS, decode_mark, encode_mark, hash_of_tasks
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimQuery,
     ClaimRequest,
     CommitRequest,
@@ -26,7 +25,7 @@ from ziplog.client.common.requests import (
     WatchClaimRequest,
 )
 from ziplog.client.log_tasks import ignore
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import ConfigError, CursorHeldError, TrimmedError
 from ziplog.types import RID_GENESIS
 

@@ -18,10 +18,10 @@ from logplayer.shares import share
 from logplayer.steps import StepEnded
 from logplayer.task import PlayerTask
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, Preferences
+from ziplog.client.common.requests import Preferences
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning, Received
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
 from ziplog.types import RecordId
 

@@ -27,10 +27,9 @@ from logplayer.settings import PlayerSettings
 from logplayer.workers import Workers
 from ziplog import event_log
 from ziplog.client import arguments, cursor_arguments, placement_arguments
-from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.archive_requests import ArchiveRequests
 from ziplog.core.node import AskArchive, Call, Cancelled, Complete
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, ZiplogError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.driver import Driver

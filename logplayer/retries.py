@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from crc32c import crc32c
 
 from logplayer.contract import Retry
-from ziplog.client.common.requests import NEVER
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.requests import (
-    NEVER,
     FetchRequest,
     ProgressRequest,
     SubscribeRequest,
@@ -18,7 +17,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.log_tasks import ignore
 from ziplog.core.node import LogWarning
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 from ziplog.errors import TrimmedError
 from ziplog.types import RecordId
 

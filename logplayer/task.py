@@ -21,10 +21,9 @@ from logplayer.retries import BUGS, Attempts, text_of
 from logplayer.selection import Selection
 from logplayer.steps import CloseTarget, Deliver, OpenTarget
 from logplayer.task_reader import TaskReader
-from ziplog.client.common.requests import NEVER
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import LogWarning
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.errors import CursorHeldError, TrimmedError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from logplayer.contract import cursor_name
 from logplayer.ring import Ring
 from logplayer.source import Source, window_bytes
-from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from logplayer.context import PlayerContext

@@ -12,8 +12,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, Protocol
 
-from ziplog.client.common.requests import NEVER
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 
 #: Maximum number of subscriptions besides the feed.
 MAX_TURNS: Final = 8

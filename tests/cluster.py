@@ -17,7 +17,6 @@ from tests.world import MS, S, World, address, shard_names
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import (
-    NEVER,
     ConnectRequest,
     FetchRequest,
     InsertRequest,
@@ -29,6 +28,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.core.node import Call, Committed, LeaderChanged, Restored
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, Record, RecordId
 from ziplog.wire import Limits
 

@@ -23,13 +23,13 @@ from logdb.records import (
     is_done,
 )
 from ziplog.client.common.requests import (
-    NEVER,
     FetchRequest,
     ReadRequest,
     SubscribeRequest,
     TailRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, TrimmedError, UnavailableError, ZiplogError
 from ziplog.types import Record, RecordId
 

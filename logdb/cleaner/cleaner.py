@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from logdb.cleaner.cleaning_round import CleaningRound, WaitUntil, YieldSlice
 from logdb.cleaner.schedule import CheckpointSchedule
 from logdb.cleaner.settings import Counts, RoundSettings
-from ziplog.client.common.requests import NEVER
 from ziplog.client.log_tasks import Task
 from ziplog.core.node import LogWarning
+from ziplog.core.units import NEVER
 from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from logdb.cleaner.relocation import Relocation, UnmovableRecord, moves_from
 from logdb.records import CheckpointBegun, CheckpointDone, encode, is_foreign
 from logdb.snapshots import SnapshotCursor
 from ziplog.client.common.requests import (
-    NEVER,
     FetchRequest,
     InsertRequest,
     SubscribeRequest,
@@ -28,6 +27,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
 )
 from ziplog.client.log_tasks import ignore
+from ziplog.core.units import NEVER
 from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from logdb.cleaner.settings import Counts, RoundSettings

@@ -22,7 +22,7 @@ from logdb.client.requests import (
 from logdb.client.scanning import OpenScan
 from logdb.values import decode_value, encode_key
 from ziplog.client.arguments import status, timeout_s
-from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError
 
 if TYPE_CHECKING:

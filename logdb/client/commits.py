@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from logdb.wire import AwaitDecision, Decided
-from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.requests import InsertRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.client.log_tasks import OpenCalls
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.errors import (
     DeadlineError,
     OutcomeUnknownError,

@@ -23,10 +23,11 @@ from logdb.client.requests import DropRequest, UnwatchRequest, WatchRequest
 from logdb.errors import TransactionAborted
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common import requests
-from ziplog.client.common.requests import NEVER, Preferences
+from ziplog.client.common.requests import Preferences
 from ziplog.client.common.step_context import StepContext
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Call, Cancelled, ConnectionChanged, Received, Wakeup
+from ziplog.core.units import NEVER
 from ziplog.wire import NodeInfo
 
 if TYPE_CHECKING:

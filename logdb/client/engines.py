@@ -16,9 +16,9 @@ from logdb.client.core import DatabaseCore
 from logdb.client.requests import DropRequest, TakenSnapshot
 from ziplog.client import placement_arguments
 from ziplog.client.arguments import DEFAULT_TIMEOUT_S, deadline_ns, endpoints, timeout_s
-from ziplog.client.common.requests import NEVER
 from ziplog.client.engines.asyncio_engine import AsyncioEngine
 from ziplog.client.engines.blocking_engine import BlockingEngine
+from ziplog.core.units import NEVER
 from ziplog.runtime.clock import wall_offset_ns
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logdb.client.arguments import PAGE_ROWS
 from logdb.client.requests import DropRequest, ScanRequest, SnapshotRequest
-from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

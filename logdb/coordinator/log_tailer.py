@@ -20,7 +20,6 @@ from logdb.cleaner.checkpoint import find_checkpoint
 from logdb.errors import NoCheckpointError
 from logdb.state import State
 from ziplog.client.common.requests import (
-    NEVER,
     BarrierRequest,
     ConnectRequest,
     FetchRequest,
@@ -32,7 +31,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.log_tasks import ignore
 from ziplog.core.histogram import Histogram
 from ziplog.core.node import LogWarning
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 from ziplog.errors import TrimmedError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 

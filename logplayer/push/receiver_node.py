@@ -32,9 +32,8 @@ from logplayer.push.messages import (
 )
 from logplayer.retries import BUGS, MAX_AFTER_S, MAX_TEXT, reason_of, text_of
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
-from ziplog.client.common.requests import NEVER
 from ziplog.core.node import Received, ReportBadMessage, Send, Wakeup
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 
 if TYPE_CHECKING:
     from logplayer.contract import TargetSpec

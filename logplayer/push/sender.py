@@ -30,10 +30,9 @@ from logplayer.push.messages import (
 from logplayer.retries import BUGS, MAX_TEXT
 from logplayer.steps import CloseTarget, Deliver, OpenTarget, StepEnded
 from ziplog.client.common.other_nodes import describe
-from ziplog.client.common.requests import NEVER
 from ziplog.core.fields import MAX_FRAME
 from ziplog.core.node import Connect, Disconnect, ReportBadMessage, Send
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.core.wire_use import WireRange
 from ziplog.errors import ConfigError
 from ziplog.wire import NodeInfo

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, Preferences
+from ziplog.client.common.requests import Preferences
 from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.client.seals.settled_prefix import SettledPrefix
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

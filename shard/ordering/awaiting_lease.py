@@ -11,6 +11,7 @@ from collections import OrderedDict
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from ziplog.core.units import NEVER
 from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ class UnitsAwaitingLease:
         #: By request number, the units that the query is about.
         self._open_queries: Final[OrderedDict[int, list[HeldUnit]]] = OrderedDict()
         self._requests: Final = count(1)
-        #: Time of the next query, in ns; None: no unit needs one.
-        self.due: int | None = None
+        #: Time of the next query, in ns; NEVER: no unit needs one.
+        self.due = NEVER
 
     def add(self, unit: HeldUnit, now: int) -> None:
         """Add a unit that waits for another lease."""
         self.units[unit.client, unit.seq] = unit
-        if unit.after >= self._state.clock.limit:
-            self.due = self.due or now
+        if unit.after >= self._state.clock.limit and self.due == NEVER:
+            self.due = now
 
     def remove(self, unit: HeldUnit) -> None:
         """Remove a unit, if it waits here."""
@@ -58,7 +59,7 @@ class UnitsAwaitingLease:
         for unit in self.units.values():
             if unit.after >= state.clock.limit:
                 waiting.setdefault(unit.after, []).append(unit)
-        self.due = now + QUERY_INTERVAL_NS if waiting else None
+        self.due = now + QUERY_INTERVAL_NS if waiting else NEVER
         for after in sorted(waiting)[:MAX_OPEN_QUERIES]:
             request = next(self._requests)
             self._open_queries[request] = waiting[after]

@@ -26,7 +26,7 @@ from shard.state.guesses import Guesses
 from shard.state.sessions import HeldUnit
 from ziplog.core import distance
 from ziplog.core.entries import Expire, Place, Skip
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.wire import Resend, Want
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ MAX_HELD_DECISIONS: Final = 16_384
 MAX_PROMISED_UNITS: Final = 4096
 #: Most bytes of bodies that wait for the primary's decision.
 MAX_UNDECIDED_BYTES: Final = 64 * 1024 * 1024
-_NEVER: Final = 2**63
 
 
 class Backup:
@@ -154,7 +153,7 @@ class Backup:
         Until then every unit whose predecessor is placed gets a guess. 0: not now.
         """
         can_guess = self._level.is_memory and self.guesses.is_aligned
-        return _NEVER if can_guess and self._request_due is None else 0
+        return NEVER if can_guess and self._request_due is None else 0
 
     def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
         """Promise a new unit slots, if the leases held have them."""
@@ -474,7 +473,7 @@ class Backup:
         due = self._reports.next_wakeup()
         if self._missing_due is not None:
             due = min(due, self._missing_due)
-        return due if due < _NEVER else None
+        return due if due < NEVER else None
 
     @property
     def _missing_due(self) -> int | None:

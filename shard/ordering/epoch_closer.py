@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core import distance
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
@@ -26,8 +26,6 @@ STREAM_ACTIVE_NS: Final = 40 * NS_PER_MS
 EPOCH_END_DELAY_NS: Final = 2 * NS_PER_MS
 #: Most unstable decisions; above this, no more no-ops are decided, and no session expires.
 MAX_UNSTABLE_DECISIONS: Final = 12_288
-
-_NEVER: Final = 2**63
 
 
 class EpochCloser:
@@ -92,7 +90,7 @@ class EpochCloser:
             until = flows_until if until is None else min(until, flows_until)
         if base > self._state.stream.end:
             return 0
-        return _NEVER if until is None else until
+        return NEVER if until is None else until
 
     def close_due(self, now: int) -> int:
         """Return the gsn up to which epochs are to be closed now; 0: none is due."""

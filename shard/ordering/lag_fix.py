@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.node import Connect, Disconnect
+from ziplog.core.units import NEVER
 from ziplog.wire import Ahead
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class LagFix:
         self._highest_known: Gsn = 0
         #: Earliest time of the next hint, and the time at which a delayed hint is due.
         self._next_hint_at = -(2**62)
-        self.due: int | None = None
+        self.due = NEVER
         #: An append was placed since the last hint.
         self._is_append_ahead = False
 
@@ -60,7 +61,7 @@ class LagFix:
         self._others = tuple(each for shard in others for each in self._servers.get(shard, ()))
         self._interval_ns = HINT_INTERVAL_NS * len(others)
         if not self._others:
-            self.due = None
+            self.due = NEVER
         for gone in self._connected:
             if gone not in self._others:
                 state.effects.append(Disconnect(gone.name.encode()))
@@ -84,12 +85,12 @@ class LagFix:
         state, last = self._state, self._state.stream.last_record
         is_needed = (is_followed or self._is_append_ahead) and state.has_readers(now)
         if last <= self._highest_known or not is_needed:
-            self.due, self._is_append_ahead = None, False
+            self.due, self._is_append_ahead = NEVER, False
             return
         if now < self._next_hint_at:
             self.due = self._next_hint_at
             return
-        self._highest_known, self.due, self._is_append_ahead = last, None, False
+        self._highest_known, self.due, self._is_append_ahead = last, NEVER, False
         self._next_hint_at = now + self._interval_ns
         for other in self._others:
             if other not in self._connected:

@@ -22,7 +22,7 @@ from shard.ordering.watermarks import Watermarks
 from shard.state.replica_state import MAX_BACKLOG_BYTES
 from ziplog.core.distance import resend_after_ns
 from ziplog.core.entries import Expire, Place, Skip
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.wire import Forward, Report
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
 #: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
 LINGER_NS: Final = 2 * NS_PER_MS
 MAX_LINGERING: Final = 64
-_NEVER: Final = 2**63
 
 
 class Primary:
@@ -65,15 +64,15 @@ class Primary:
         self._unforwarded: list[Decision] = []
         #: The decisions must be forwarded with this batch.
         self._forward_now = False
-        #: Latest time to forward lingering decisions, in ns; None: none linger.
-        self._linger_due: int | None = None
+        #: Latest time to forward lingering decisions, in ns; NEVER: none linger.
+        self._linger_due = NEVER
         #: Whether `on_batch_end` must follow each plain insert: decisions cannot linger.
         self._forwards_at_once = False
         #: The last forward asked the backups to report at once.
         self._has_requested_reports = False
         self._epoch_closer: Final = EpochCloser(state)
-        #: Time of the next retransmission, in ns; None while the reports are complete.
-        self._resend_due: int | None = None
+        #: Time of the next retransmission, in ns; NEVER while the reports are complete.
+        self._resend_due = NEVER
         self._resend_after = self._min_resend_ns = resend_after_ns(state.config.limits.rtt_ms)
         self._watermarks: Final = Watermarks(state)
         #: Units without slots: waiting here, for a lease, or in their sessions as successors.
@@ -144,7 +143,7 @@ class Primary:
         session.units[unit.seq] = unit
         self._epoch_closer.last_activity_at = now
         self._record_place(session, unit, gsns)
-        if self._linger_due is None:
+        if self._linger_due == NEVER:
             self._linger_due = now + LINGER_NS
         return True
 
@@ -154,9 +153,7 @@ class Primary:
         waiting = len(self._unforwarded)
         if waiting >= MAX_LINGERING or (waiting and self._forwards_at_once):
             return 0
-        return min(
-            self._linger_due or _NEVER, self._lag_fix.due or _NEVER, self._watermarks.due or _NEVER
-        )
+        return min(self._linger_due, self._lag_fix.due, self._watermarks.due)
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
@@ -386,15 +383,15 @@ class Primary:
             return
         self._skip_to(self._epoch_closer.first_open_gsn(now, now))
         if self._can_linger():
-            self._linger_due = self._linger_due or now + LINGER_NS
+            self._linger_due = min(self._linger_due, now + LINGER_NS)
             if now < self._linger_due:
                 return
-        self._linger_due, self._forward_now = None, False
+        self._linger_due, self._forward_now = NEVER, False
         gathered, self._unforwarded = self._unforwarded, []
         if not self._backups.held:
             self._next_forward += len(gathered)
             return
-        if self._resend_due is None:
+        if self._resend_due == NEVER:
             self._resend_due = now + self._resend_after
         for start in range(0, len(gathered), MAX_FORWARD_DECISIONS):
             decisions = gathered[start : start + MAX_FORWARD_DECISIONS]
@@ -452,7 +449,7 @@ class Primary:
             return
         self._resend_after = self._min_resend_ns
         is_complete = self._backups.complete_up_to + 1 >= self._next_forward
-        self._resend_due = None if is_complete else now + self._resend_after
+        self._resend_due = NEVER if is_complete else now + self._resend_after
 
     def on_persisted(self, fseq: int, now: int) -> None:
         """Record that this server's own entries up to `fseq` are on stable storage."""
@@ -499,17 +496,17 @@ class Primary:
 
     def tick(self, now: int) -> None:
         """Perform the actions that are due."""
-        if self._awaiting_lease.due is not None and now >= self._awaiting_lease.due:
+        if now >= self._awaiting_lease.due:
             self._awaiting_lease.send_queries(now)
         if self._waiting:
             self._place_waiting(now)
         self._skip_to(self._epoch_closer.close_due(now))
-        if self._resend_due is not None and now >= self._resend_due:
+        if now >= self._resend_due:
             after = self._resend_after
             self._resend_after = max(after, min(after * 2, MAX_RESEND_AFTER_NS))
             self._resend_due = now + self._resend_after
             self._retransmit()
-        if self._watermarks.due is not None and now >= self._watermarks.due:
+        if now >= self._watermarks.due:
             self._broadcast(self._next_forward, [])
 
     def _retransmit(self) -> None:
@@ -535,17 +532,14 @@ class Primary:
 
     def next_wakeup(self, now: int) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""
-        earliest = _NEVER
-        for due in (
+        due = min(
             self._awaiting_lease.due, self._watermarks.due, self._resend_due, self._linger_due,
             self._lag_fix.due,
-        ):  # fmt: skip
-            if due is not None and due < earliest:
-                earliest = due
+        )  # fmt: skip
         close_at = self._epoch_closer.next_close_at(now, is_awaited=bool(self._waiting))
-        if close_at is not None and close_at < earliest:
-            earliest = close_at
-        return earliest if earliest != _NEVER else None
+        if close_at is not None:
+            due = min(due, close_at)
+        return due if due < NEVER else None
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.wire import Rate
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
 
-_NEVER: Final = 2**63
 #: Shortest interval between two samples.
 SAMPLE_INTERVAL_NS: Final = 1 * NS_PER_MS
 #: Shortest interval between two reports of a rate.
@@ -225,9 +224,9 @@ class RateReporter:
         self._state: Final = state
         self._meter: Final = Meter(now)
         #: Earliest time of a sample after a batch, in ns; a backup never samples.
-        self.due = now if state.server == 0 else _NEVER
+        self.due = now if state.server == 0 else NEVER
         #: Time of a sample without a batch, in ns.
-        self.silence_due = _NEVER
+        self.silence_due = NEVER
 
     def on_batch_end(self, now: int) -> None:
         """Sample the records, if that is due; report the rate if it has changed."""
@@ -254,4 +253,4 @@ class RateReporter:
         if self._state.server == 0:
             self.due = self._meter.due
             silence_due = self._meter.silence_due
-            self.silence_due = _NEVER if silence_due is None else silence_due
+            self.silence_due = NEVER if silence_due is None else silence_due

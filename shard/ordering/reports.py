@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shard.state.replica_state import MAX_BACKLOG_BYTES
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.wire import Report
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ SUBSCRIBERS_REPORT_NS: Final = 500 * NS_PER_MS
 #: Time after which the primary assumes that a silent backup has no subscribers any more.
 SUBSCRIBERS_EXPIRY_NS: Final = 3 * SUBSCRIBERS_REPORT_NS
 _ALL_WRONG: Final = (1 << COUNTED_GUESSES) - 1
-_NEVER: Final = 2**63
 
 
 class Reports:
@@ -38,11 +37,11 @@ class Reports:
     def __init__(self, state: ReplicaState) -> None:
         self._state: Final = state
         self._primary: Final = state.config.replicas[0].name.encode()
-        #: Latest time of the next report, in ns; _NEVER: none is due.
-        self._due = _NEVER
-        #: The primary was asked to forward at once until this time, in ns. 0: it may batch. _NEVER:
+        #: Latest time of the next report, in ns; NEVER: none is due.
+        self._due = NEVER
+        #: The primary was asked to forward at once until this time, in ns. 0: it may batch. NEVER:
         #: the end is not known.
-        self._at_once_until = _NEVER
+        self._at_once_until = NEVER
         #: The contents of the last report, and its time.
         self._last_entry = 0
         self._has_subscribers = self._has_followers = False
@@ -53,7 +52,7 @@ class Reports:
     @property
     def due(self) -> int:
         """Time until which no report is due if nothing changes, in ns."""
-        return min(self._due, self._at_once_until or _NEVER)
+        return min(self._due, self._at_once_until or NEVER)
 
     def on_guess(self, *, is_right: bool) -> None:
         """Record whether the primary placed a unit where this backup guessed."""
@@ -76,8 +75,8 @@ class Reports:
         may_batch = not self._at_once_until
         if not may_batch:
             if must_forward_at_once:
-                self._at_once_until = _NEVER
-            elif self._at_once_until == _NEVER:
+                self._at_once_until = NEVER
+            elif self._at_once_until == NEVER:
                 self._at_once_until = now + LINGER_AGAIN_NS
         if (
             now >= self.due
@@ -91,15 +90,15 @@ class Reports:
         state = self._state
         if state.store.backlog_bytes > MAX_BACKLOG_BYTES:
             self._due = now + REPORT_LINGER_NS
-            if 0 < self._at_once_until < _NEVER:
+            if 0 < self._at_once_until < NEVER:
                 self._at_once_until = self._due
             return
         if must_forward_at_once:
-            self._at_once_until = _NEVER
+            self._at_once_until = NEVER
         elif now >= self._at_once_until:
             self._at_once_until = 0
         last = state.stream.last
-        self._due, self._last_entry, self._sent_at = _NEVER, last, now
+        self._due, self._last_entry, self._sent_at = NEVER, last, now
         self._has_subscribers, self._has_followers = state.has_subscribers, state.has_followers
         state.send(
             self._primary,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
@@ -28,8 +28,8 @@ class Watermarks:
         self.on_disk = state.stream.last
         #: The last watermarks sent.
         self._sent_stable = self._sent_durable = self._sent_on_disk = 0
-        #: When newer ones are due by themselves, in ns; None: they are not.
-        self.due: int | None = None
+        #: When newer ones are due by themselves, in ns; NEVER: they are not.
+        self.due = NEVER
 
     @property
     def held(self) -> int:
@@ -53,7 +53,7 @@ class Watermarks:
     def on_stable(self, now: int) -> None:
         """Schedule newer watermarks, if there are some that the backups need."""
         state, stream = self._state, self._state.stream
-        if self.due is None and (
+        if self.due == NEVER and (
             self._sent_stable < stream.stable
             # The backups of a shard that has left must learn that all disks have all entries.
             or (state.has_no_positions and self._sent_durable < stream.durable)
@@ -64,4 +64,4 @@ class Watermarks:
         """Record that the newest watermarks are sent to all backups."""
         stream = self._state.stream
         self._sent_stable, self._sent_durable = stream.stable, stream.durable
-        self._sent_on_disk, self.due = self.on_disk, None
+        self._sent_on_disk, self.due = self.on_disk, NEVER

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ziplog.client.common.requests import NEVER, FetchRequest, InsertRequest
+from ziplog.client.common.requests import FetchRequest, InsertRequest
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -14,8 +14,9 @@ from tests.sim.plan import draw
 from tests.sim.simulated import simulated
 from tests.simulator.kernel import US, Kernel, S
 from tests.simulator.network import Conditions
-from ziplog.client.common.requests import NEVER, ConnectRequest, InsertRequest
+from ziplog.client.common.requests import ConnectRequest, InsertRequest
 from ziplog.core.node import Received
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS
 from ziplog.wire import Insert
 

@@ -24,7 +24,6 @@ from tests.sim.simulated import simulated
 from tests.simulator.kernel import US, Kernel, S
 from tests.simulator.network import Conditions
 from ziplog.client.common.requests import (
-    NEVER,
     ConnectRequest,
     EventsRequest,
     FetchRequest,
@@ -33,6 +32,7 @@ from ziplog.client.common.requests import (
     SpeculateRequest,
     SubscribeRequest,
 )
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, Confirmed, Delivery, Failed, RecordId
 
 if TYPE_CHECKING:

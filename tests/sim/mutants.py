@@ -57,10 +57,10 @@ from tests.sim.mutation import (
 from tests.sim.plan import Fault, Plan
 from tests.simulator.kernel import MS, US
 from tests.simulator.network import Conditions
-from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.inserts import Inserts
 from ziplog.client.reads.read import Reads
 from ziplog.client.reads.subscribe import Subscription
+from ziplog.core.units import NEVER
 from ziplog.runtime.driver import Driver
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tests.sim.plan import shard_of
 from tests.simulator.kernel import S
 from ziplog.client import placement_arguments
-from ziplog.client.common.requests import NEVER, ChangeRegionRequest, ConnectRequest
+from ziplog.client.common.requests import ChangeRegionRequest, ConnectRequest
+from ziplog.core.units import NEVER
 from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class Operator:
         def answered(result: Any) -> None:
             kernel.trace(f"operator: give up {region}: {result!r}")
             if result is not None:
-                assert isinstance(result, UnavailableError), result
+                # A ConfigError: no server is there, perhaps not any more.
+                assert isinstance(result, (UnavailableError, ConfigError)), result
                 kernel.after(S, request)
 
         request()

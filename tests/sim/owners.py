@@ -15,7 +15,6 @@ from tests.history import cursors, events
 from tests.sim.workload import FETCH_NS, FETCH_RECORDS, Client
 from tests.simulator.kernel import MS, S
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimQuery,
     ClaimRequest,
     CommitRequest,
@@ -27,6 +26,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.units import NEVER
 from ziplog.errors import CursorLostError, TrimmedError
 from ziplog.types import RID_GENESIS, RecordId
 

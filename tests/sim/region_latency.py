@@ -22,7 +22,6 @@ from tests.sim.simulated import simulated
 from tests.simulator.kernel import MS, US, Kernel, S
 from tests.simulator.network import Conditions
 from ziplog.client.common.requests import (
-    NEVER,
     ConnectRequest,
     FetchRequest,
     InsertRequest,
@@ -31,6 +30,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
 )
 from ziplog.core import distance
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.workload import FETCH_NS, FETCH_RECORDS, Reader
 from ziplog.client.common.requests import (
-    NEVER,
     EventsRequest,
     Fetched,
     FetchRequest,
@@ -22,6 +21,7 @@ from ziplog.client.common.requests import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
+from ziplog.core.units import NEVER
 from ziplog.errors import TrimmedError
 from ziplog.speculation import _Run
 from ziplog.types import RID_GENESIS, Confirmed, Delivery, Failed, Record, RecordId

@@ -10,7 +10,6 @@ from typing import Any
 from tests.sim.history import PENDING, Operation
 from tests.sim.linearizability import Explanation, explain
 from ziplog.client.common.requests import (
-    NEVER,
     Fetched,
     FetchRequest,
     InsertRequest,
@@ -21,6 +20,7 @@ from ziplog.client.common.requests import (
     TrimRequest,
 )
 from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.core.units import NEVER
 from ziplog.errors import NoSuchRecordError, OutcomeUnknownError
 from ziplog.types import RID_RECENT, Record, RecordId
 

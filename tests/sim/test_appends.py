@@ -17,12 +17,13 @@ from tests.sim.script import DELAY_NS, Call, Client, Stage, stage
 from tests.sim.stories import Story
 from tests.simulator.kernel import MS, S
 from ziplog.client.common.lease_map import LeaseMap
-from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
+from ziplog.client.common.requests import InsertRequest, ReadRequest, TailRequest
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.client.inserts.results import Results
 from ziplog.client.reads import tail
 from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.client.seals.seals import Seals
+from ziplog.core.units import NEVER
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import Ahead, Forward, Insert, LeaseAnnounced, Refused, Unsubscribe, Want

@@ -27,7 +27,8 @@ from tests.sim.checks import (
 from tests.sim.history import History
 from tests.sim.test_history import inserting
 from tests.sim.test_ownership import LEASE, owned
-from ziplog.client.common.requests import NEVER, FetchRequest, SubscribeRequest, TailRequest
+from ziplog.client.common.requests import FetchRequest, SubscribeRequest, TailRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:

@@ -9,15 +9,10 @@ from tests.sim.mutation import replaced
 from tests.sim.script import Client, stage
 from tests.sim.speculators import Promises
 from tests.simulator.kernel import S
-from ziplog.client.common.requests import (
-    NEVER,
-    EventBatch,
-    EventsRequest,
-    InsertRequest,
-    SpeculateRequest,
-)
+from ziplog.client.common.requests import EventBatch, EventsRequest, InsertRequest, SpeculateRequest
 from ziplog.client.reads.early_stream import EarlyStream
 from ziplog.core.entries import Origin
+from ziplog.core.units import NEVER
 from ziplog.core.writer_table import WriterTable
 from ziplog.types import RID_GENESIS
 

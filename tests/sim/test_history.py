@@ -10,7 +10,6 @@ import pytest
 
 from tests.sim.history import History, certainly_did_not_happen, events, gather
 from ziplog.client.common.requests import (
-    NEVER,
     BarrierRequest,
     Fetched,
     FetchRequest,
@@ -24,6 +23,7 @@ from ziplog.client.common.requests import (
     TrimRequest,
 )
 from ziplog.client.common.unknown_outcome import ResolveRequest
+from ziplog.core.units import NEVER
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,

@@ -18,7 +18,8 @@ from tests.sim.run import run
 from tests.sim.simulated import simulated
 from tests.sim.test_parted_regions import insert_from_now_on
 from tests.simulator.kernel import Kernel, S
-from ziplog.client.common.requests import NEVER, FetchRequest, SubscribeRequest
+from ziplog.client.common.requests import FetchRequest, SubscribeRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:

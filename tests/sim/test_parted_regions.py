@@ -17,12 +17,8 @@ from tests.sim.regions import Regions
 from tests.sim.simulated import simulated
 from tests.simulator.consensus import OrderedLog
 from tests.simulator.kernel import MS, Kernel, S
-from ziplog.client.common.requests import (
-    NEVER,
-    FetchRequest,
-    InsertRequest,
-    SubscribeRequest,
-)
+from ziplog.client.common.requests import FetchRequest, InsertRequest, SubscribeRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
 from ziplog.wire import Reinsert, Remove, decode
 

@@ -15,7 +15,8 @@ from tests.sim.regions import REGIONS, Regions
 from tests.sim.run import run
 from tests.simulator.kernel import MS, US, Kernel, S
 from tests.simulator.network import Conditions, Network
-from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.requests import InsertRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:

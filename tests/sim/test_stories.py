@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.sim.stories import Story, empty, no_op, record, rid, unknown
-from ziplog.client.common.requests import NEVER, FetchRequest, ReadRequest
+from ziplog.client.common.requests import FetchRequest, ReadRequest
+from ziplog.core.units import NEVER
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.types import Record, RecordId
 

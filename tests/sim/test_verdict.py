@@ -23,7 +23,8 @@ from tests.sim.linearizability import explain
 from tests.sim.ownership import Ownership
 from tests.sim.verdict import lease_of, plain
 from tests.world import S, shard_names
-from ziplog.client.common.requests import NEVER, FetchRequest, InsertRequest, SubscribeRequest
+from ziplog.client.common.requests import FetchRequest, InsertRequest, SubscribeRequest
+from ziplog.core.units import NEVER
 from ziplog.errors import NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
 

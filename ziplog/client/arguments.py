@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from ziplog.client.common.requests import (
-    NEVER,
     ExtentsRequest,
     FinishUpgradeRequest,
     InsertRequest,
@@ -32,6 +31,7 @@ from ziplog.client.common.unknown_outcome import ResolveRequest, UnknownOutcome
 from ziplog.client.placement_arguments import ENDPOINT, check_shard, min_regions
 from ziplog.core.entries import Origin
 from ziplog.core.numbers import real, whole, whole_in
+from ziplog.core.units import NEVER
 from ziplog.errors import (
     ONLY_ITS_CLIENT,
     ClosedError,

@@ -11,8 +11,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client import arguments
-from ziplog.client.common.requests import NEVER, EndClaimsRequest
-from ziplog.core.units import NS_PER_S
+from ziplog.client.common.requests import EndClaimsRequest
+from ziplog.core.units import NEVER, NS_PER_S
 from ziplog.errors import ClosedError
 from ziplog.runtime.clock import now_ns
 

@@ -9,7 +9,6 @@ from ziplog.client import arguments
 from ziplog.client.async_base import AsyncStream
 from ziplog.client.bulk.scan_cursor import ScanCursor
 from ziplog.client.common.requests import (
-    NEVER,
     BarrierRequest,
     FetchRequest,
     ProgressRequest,
@@ -18,6 +17,7 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
 )
 from ziplog.client.reads.subscription_buffer import SubscriptionBuffer
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, DeadlineError
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client import arguments
 from ziplog.client.async_base import AsyncStream
-from ziplog.client.common.requests import NEVER, EventsRequest, ProgressRequest, UnsubscribeRequest
+from ziplog.client.common.requests import EventsRequest, ProgressRequest, UnsubscribeRequest
 from ziplog.client.reads.event_buffer import EventBuffer
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, DeadlineError
 
 if TYPE_CHECKING:

@@ -16,13 +16,8 @@ from ziplog.client.async_administration import AsyncAdministration
 from ziplog.client.async_cursors import AsyncCursor
 from ziplog.client.async_iterators import AsyncScan, AsyncSubscription
 from ziplog.client.async_speculation import AsyncSpeculation
-from ziplog.client.common.requests import (
-    NEVER,
-    MeasureRequest,
-    PolicyRequest,
-    SyncRequest,
-    TailRequest,
-)
+from ziplog.client.common.requests import MeasureRequest, PolicyRequest, SyncRequest, TailRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
 
 if TYPE_CHECKING:

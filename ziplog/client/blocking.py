@@ -17,13 +17,8 @@ from ziplog.client.blocking_administration import Administration
 from ziplog.client.blocking_cursors import Cursor
 from ziplog.client.blocking_iterators import Scan, Subscription
 from ziplog.client.blocking_speculation import Speculation
-from ziplog.client.common.requests import (
-    NEVER,
-    MeasureRequest,
-    PolicyRequest,
-    SyncRequest,
-    TailRequest,
-)
+from ziplog.client.common.requests import MeasureRequest, PolicyRequest, SyncRequest, TailRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS, RID_RECENT, Record, RecordId
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client import arguments, placement_arguments
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, ConnectRequest, EndClaimsRequest
+from ziplog.client.common.requests import ConnectRequest, EndClaimsRequest
 from ziplog.client.engines.blocking_engine import BlockingEngine
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError
 from ziplog.runtime.clock import now_ns
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from ziplog.client import cursor_arguments
 from ziplog.client.blocking_iterators import Subscription
-from ziplog.client.common.requests import NEVER, ClaimQuery, ClaimState, ReleaseRequest
+from ziplog.client.common.requests import ClaimQuery, ClaimState, ReleaseRequest
+from ziplog.core.units import NEVER
 from ziplog.errors import DeadlineError, ZiplogError
 from ziplog.types import RID_GENESIS, RecordId
 

@@ -18,7 +18,6 @@ from ziplog.client.bulk.scan import Scans
 from ziplog.client.common.membership_client import REPLIES, MembershipClient
 from ziplog.client.common.proximity import Proximity
 from ziplog.client.common.requests import (
-    NEVER,
     BarrierRequest,
     ChangeRequest,
     ExtentsRequest,
@@ -52,6 +51,7 @@ from ziplog.core.node import (
     Received,
     Wakeup,
 )
+from ziplog.core.units import NEVER
 from ziplog.wire import (
     Deliver,
     Early,

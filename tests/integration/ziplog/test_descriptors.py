@@ -24,8 +24,9 @@ import ziplog
 from tests.waiting import wait_until
 from ziplog import policy
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import NEVER, InsertRequest, Preferences
+from ziplog.client.common.requests import InsertRequest, Preferences
 from ziplog.client.engines.blocking_engine import BlockingEngine
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, UnavailableError
 from ziplog.runtime.connection import GREETING, Connection
 from ziplog.runtime.descriptors import AcceptPause, Reserve

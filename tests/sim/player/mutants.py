@@ -26,7 +26,7 @@ from tests.sim.player.plan import LEASE_MS, FaultKind, PlayerFault, PlayerPlan, 
 from tests.sim.player.run import run_player
 from tests.sim.player.targets import Row, Store
 from tests.simulator.filesystem import Directory
-from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NEVER
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from tests.sim.player.steps import ProcessSteps, StepHistory
 from tests.sim.player.targets import Connections, Fault, Sink, Store
 from tests.simulator.kernel import MS, US
 from tests.simulator.process import Process
-from ziplog.client.common.requests import NEVER
 from ziplog.core.node import Call, Complete
+from ziplog.core.units import NEVER
 from ziplog.runtime.driver import Driver
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from logdb.errors import NoCheckpointError
 from logdb.log_usage import LogUsage
 from logdb.records import Commit, TransactionId, Value, Write, decode, encode, value_at
 from logdb.state import State
-from ziplog.client.common.requests import NEVER, Fetched, FetchRequest, SubscribeRequest
+from ziplog.client.common.requests import Fetched, FetchRequest, SubscribeRequest
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Wakeup
+from ziplog.core.units import NEVER
 from ziplog.errors import TrimmedError, UnavailableError, ZiplogError
 from ziplog.types import RID_GENESIS, Record, RecordId
 

@@ -16,7 +16,6 @@ from tests.unit.logdb.fakelog import (
     fail_inserts,
 )
 from ziplog.client.common.requests import (
-    NEVER,
     Fetched,
     FetchRequest,
     InsertRequest,
@@ -31,6 +30,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import Wakeup
+from ziplog.core.units import NEVER
 from ziplog.errors import (
     ClosedError,
     NoSuchRecordError,

@@ -13,15 +13,10 @@ from logplayer.turns import IDLE_NS, MAX_TURNS, TURN_NS
 from tests.sim.player.targets import Store
 from tests.unit.logplayer.service import PlayerCore, Service
 from tests.unit.logplayer.world import World, spec
-from ziplog.client.common.requests import (
-    NEVER,
-    Blocked,
-    Progress,
-    ProgressRequest,
-    SubscribeRequest,
-)
+from ziplog.client.common.requests import Blocked, Progress, ProgressRequest, SubscribeRequest
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Wakeup
+from ziplog.core.units import NEVER
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from tests.sim.player.targets import Sink, Store
 from tests.unit.logplayer.service import PlayerCore
 from tests.unit.logplayer.world import PLAYER, Player, World, spec
-from ziplog.client.common.requests import NEVER, ClaimRequest, EditRequest
+from ziplog.client.common.requests import ClaimRequest, EditRequest
 from ziplog.core.node import Call, Wakeup
+from ziplog.core.units import NEVER
 from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:

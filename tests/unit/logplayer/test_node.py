@@ -17,13 +17,9 @@ from tests.sim.player.targets import Sink, Store
 from tests.unit.logdb.fakelog import UNAVAILABLE, fail
 from tests.unit.logplayer.test_members import check_all_done, shared
 from tests.unit.logplayer.world import Player, World, spec
-from ziplog.client.common.requests import (
-    NEVER,
-    CursorsRequest,
-    FetchRequest,
-    SubscribeRequest,
-)
+from ziplog.client.common.requests import CursorsRequest, FetchRequest, SubscribeRequest
 from ziplog.core.node import BatchEnd, Cancelled
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
 
 

@@ -29,6 +29,7 @@ from tests.world import (
 from ziplog import wire
 from ziplog.core.entries import Expire, Place, Skip
 from ziplog.core.node import Received
+from ziplog.core.units import NEVER
 from ziplog.core.view import Lease, run_of
 
 if TYPE_CHECKING:
@@ -424,7 +425,7 @@ def test_without_backups_everything_is_stable_at_once() -> None:
     assert stream.durable == stream.last
     assert len(probe(world).of(wire.Frontier)) == 1
     assert primary_of(world).next_wakeup(world.now) is not None
-    assert primary_of(world)._resend_due is None
+    assert primary_of(world)._resend_due == NEVER
 
 
 # --- sessions, restart ---

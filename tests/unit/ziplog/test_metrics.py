@@ -23,8 +23,9 @@ from tests.unit.ziplog.client.fakes import (
 )
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import metrics
-from ziplog.client.common.requests import NEVER, MeasureRequest
+from ziplog.client.common.requests import MeasureRequest
 from ziplog.core.node import Closing
+from ziplog.core.units import NEVER
 from ziplog.errors import ConfigError, DeadlineError, OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import (
-    NEVER,
     ChangeRegionRequest,
     ConnectRequest,
     FinishUpgradeRequest,
@@ -19,7 +18,7 @@ from ziplog.client.common.requests import (
     TrimRequest,
 )
 from ziplog.core.nearness import named
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import (
     ConfigError,
     DeadlineError,
@@ -151,7 +150,8 @@ class ClusterCalls(PendingRequests[PendingCall]):
                 self._routing.update(info)
                 self._finish(pending, self._unknown_region_error(region) or result)
 
-            if self._unknown_region_error(region) is None:
+            has_changed = is_lost and result is None
+            if has_changed or self._unknown_region_error(region) is None:
                 self._finish(pending, result)
             else:  # Perhaps a shard was added there.
                 pending.service_request = self._membership.send_request(Hello, on_cluster_info)

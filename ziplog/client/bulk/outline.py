@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
-from ziplog.client.common.requests import NEVER, OutlineRequest
+from ziplog.client.common.requests import OutlineRequest
 from ziplog.core.distance import outline_grace_ns
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import ConfigError, DeadlineError
 from ziplog.wire import Outline, Outlined
 

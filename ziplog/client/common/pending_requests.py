@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from ziplog.client.common.requests import NEVER
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing

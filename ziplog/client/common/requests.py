@@ -7,12 +7,13 @@ completes each request exactly once, with a result or an exception, at its deadl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from ziplog.core.cursors import Edit
 from ziplog.core.entries import Origin, Unit
+from ziplog.core.units import NEVER
 from ziplog.core.view import Replica
 from ziplog.core.writer_table import TableAt
 from ziplog.types import RID_GENESIS, Event, Record, RecordId
@@ -33,9 +34,6 @@ class Preferences(NamedTuple):
 
 #: The changes of a shard.
 Change = Literal["add", "remove", "finalize"]
-
-#: The deadline of a request without a limit.
-NEVER: Final = 2**63 - 1
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

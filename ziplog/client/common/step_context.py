@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.client.common.requests import NEVER, Counters
+from ziplog.client.common.requests import Counters
 from ziplog.core.distance import min_request_retry_ns
 from ziplog.core.node import AskArchive, Complete, Connect, Disconnect, Send
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 
 if TYPE_CHECKING:
     from ziplog.core.message import Message

@@ -20,7 +20,6 @@ import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimQuery,
     ClaimRequest,
     ClaimState,
@@ -32,7 +31,7 @@ from ziplog.client.common.requests import (
     WatchClaimRequest,
 )
 from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.errors import (
     THIS_CLIENT,
     ClosedError,

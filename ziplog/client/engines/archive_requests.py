@@ -12,7 +12,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ziplog.client.common.requests import NEVER, ArchiveReply
+from ziplog.client.common.requests import ArchiveReply
+from ziplog.core.units import NEVER
 from ziplog.errors import UnavailableError
 from ziplog.runtime.descriptors import start_thread
 

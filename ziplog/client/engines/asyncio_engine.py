@@ -18,10 +18,11 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.requests import InsertRequest
 from ziplog.client.engines.engine import Engine, pending_error
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, OutcomeUnknownError, UnavailableError
 from ziplog.runtime.clock import now_ns
 from ziplog.wire import decode

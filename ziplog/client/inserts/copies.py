@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.locate import must_not_send
 from ziplog.client.inserts.retransmission import MAX_BACKOFF_NS, Budget
 from ziplog.core.node import Broadcast
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

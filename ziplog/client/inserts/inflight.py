@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ziplog.client.common.requests import NEVER
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
 from ziplog.client.inserts.retransmission import (
     MAX_BACKOFF_NS,
     REFUSED_BACKOFF_NS,
 )
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ziplog.client.common.requests import NEVER, InsertRequest
+from ziplog.client.common.requests import InsertRequest
 from ziplog.core.entries import Body, encode_body
 from ziplog.core.fields import MAX_UNIT_RECORDS
+from ziplog.core.units import NEVER
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:

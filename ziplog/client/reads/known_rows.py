@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from ziplog.client.common.requests import NEVER
 from ziplog.core.distance import archive_grace_ns, archive_timeout_ns
+from ziplog.core.units import NEVER
 from ziplog.core.writer_table import TableAt, WriterTable, merged_tables
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.lease_map import LeaseMap
-from ziplog.client.common.requests import NEVER
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from abc import abstractmethod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ziplog.client.common.requests import NEVER, Blocked, Progress, Request
+from ziplog.client.common.requests import Blocked, Progress, Request
 from ziplog.client.reads.known_rows import KnownRows
 from ziplog.client.reads.lease_follower import LeaseFollower
 from ziplog.client.reads.shard_stream import WINDOW_BYTES, ShardStream
 from ziplog.client.reads.stream_readers import StreamReader, StreamReaders
+from ziplog.core.units import NEVER
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RecordId

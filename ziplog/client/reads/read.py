@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
-from ziplog.client.common.requests import NEVER, ReadRequest
+from ziplog.client.common.requests import ReadRequest
 from ziplog.core.node import Broadcast
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.types import Record, RecordId
 from ziplog.wire import Read, ReadReply

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from ziplog.client.common.requests import NEVER, EventBatch, EventsRequest, Progress, Request
+from ziplog.client.common.requests import EventBatch, EventsRequest, Progress, Request
 from ziplog.client.reads.comparison import Comparison, Ledger
 from ziplog.client.reads.early_stream import EarlyStream
 from ziplog.client.reads.log_reader import LogReader
-from ziplog.core.units import NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_S
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError
 from ziplog.types import Failed

@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ziplog.client.common.requests import (
-    NEVER,
     ArchiveReply,
     EventsRequest,
     Fetched,
@@ -28,6 +27,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.reads.known_rows import TableSearches
 from ziplog.client.reads.log_reader import LogReader, LogReaders
 from ziplog.client.reads.speculation import Speculation
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, ConfigError
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
-from ziplog.client.common.requests import NEVER
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import DeadlineError
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire import LeaseQuery, Tail, TailReply

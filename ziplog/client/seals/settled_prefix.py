@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from ziplog.client.common.requests import NEVER
 from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.client.reads.lease_follower import LeaseFollower
 from ziplog.client.reads.stream_set import StreamSet
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.errors import DeadlineError
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ from tests.unit.logdb.fakelog import (
 )
 from tests.unit.logdb.histories import UNREADABLE
 from tests.unit.logdb.small import SMALL, Oracle, S, Small
-from ziplog.client.common.requests import NEVER, InsertRequest, Request, SyncRequest, TrimRequest
+from ziplog.client.common.requests import InsertRequest, Request, SyncRequest, TrimRequest
+from ziplog.core.units import NEVER
 from ziplog.types import RecordId
 from ziplog.wire import Limits
 

@@ -16,12 +16,12 @@ import ziplog
 from tests.forking import in_child
 from tests.unit.ziplog.client.served import ServedCluster
 from ziplog import RID_GENESIS, RID_RECENT, RecordId, wire
-from ziplog.client.common.requests import NEVER, Counters, InsertRequest, StatusRequest
+from ziplog.client.common.requests import Counters, InsertRequest, StatusRequest
 from ziplog.client.engines import blocking_engine
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.client.engines.signals import SHIELD
 from ziplog.core.node import Complete, Received
-from ziplog.core.units import NS_PER_MS, NS_PER_S
+from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 

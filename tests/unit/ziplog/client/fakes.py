@@ -18,7 +18,6 @@ import msgspec
 from ziplog import wire
 from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import (
-    NEVER,
     ConnectRequest,
     Fetched,
     FetchRequest,
@@ -41,6 +40,7 @@ from ziplog.core.node import (
     Send,
     Wakeup,
 )
+from ziplog.core.units import NEVER
 from ziplog.core.view import NO_DIGEST, Lease, LeaseRun, Member, Placement, Replica, run_of
 from ziplog.types import RID_GENESIS, Record, RecordId
 

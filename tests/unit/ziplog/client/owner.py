@@ -10,7 +10,6 @@ from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, ClientHarness, S, le
 from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimQuery,
     ClaimRequest,
     ClaimState,
@@ -18,6 +17,7 @@ from ziplog.client.common.requests import (
     WatchClaimRequest,
 )
 from ziplog.core.cursors import Cursor, CursorMove
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.types import RID_GENESIS, RecordId
 from ziplog.wire.cursors import RefusedMove

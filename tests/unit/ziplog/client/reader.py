@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from tests.unit.ziplog.client.fakes import CLUSTER, ClientHarness, lease, placement
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     Fetched,
     FetchRequest,
     Progress,
@@ -16,6 +15,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd
+from ziplog.core.units import NEVER
 from ziplog.core.view import LeaseRun, run_of
 from ziplog.types import RecordId
 

@@ -27,7 +27,6 @@ from tests.unit.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client.common.lease_map import LeaseMap
 from ziplog.client.common.requests import (
-    NEVER,
     ChangeRegionRequest,
     ChangeRequest,
     ConnectRequest,
@@ -43,6 +42,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.common.unknown_outcome import ResolveRequest
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd, Call, ConnectionChanged, Received, Wakeup
+from ziplog.core.units import NEVER
 from ziplog.core.view import LeaseRun, Member, run_of
 from ziplog.errors import (
     ClusterMismatchError,

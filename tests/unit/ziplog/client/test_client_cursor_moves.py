@@ -8,7 +8,6 @@ from tests.unit.ziplog.client.fakes import S
 from tests.unit.ziplog.client.owner import Owner, cursor
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimQuery,
     FetchRequest,
     ReleaseRequest,
@@ -17,6 +16,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
 from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
 from ziplog.core.node import Closing
+from ziplog.core.units import NEVER
 from ziplog.errors import (
     ClosedError,
     CursorLostError,

@@ -11,7 +11,6 @@ from tests.unit.ziplog.client.fakes import CLIENT, CLUSTER, MS, S
 from tests.unit.ziplog.client.owner import LEASE_MS, Owner, cursor
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     ClaimRequest,
     ClaimState,
     CursorsRequest,
@@ -23,6 +22,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.client.cursors.claims import COMMIT_INTERVAL_NS
 from ziplog.core.node import BatchEnd
+from ziplog.core.units import NEVER
 from ziplog.errors import (
     ClosedError,
     ConfigError,

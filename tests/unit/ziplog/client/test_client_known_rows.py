@@ -21,7 +21,6 @@ from tests.unit.ziplog.client.fakes import (
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     ArchiveReply,
     FetchRequest,
     SubscribeRequest,
@@ -30,6 +29,7 @@ from ziplog.client.common.requests import (
 from ziplog.core.distance import archive_grace_ns, archive_timeout_ns
 from ziplog.core.entries import Body, Origin, Unit, decode_body, decode_origin, encode_body
 from ziplog.core.node import AskArchive
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.core.writer_table import WriterTable
 from ziplog.errors import ProtocolError, TrimmedError

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ziplog.client.common.requests import NEVER, InsertRequest, TailRequest
+from ziplog.client.common.requests import InsertRequest, TailRequest
 from ziplog.client.engines import asyncio_engine as loops
 from ziplog.client.engines.asyncio_engine import AsyncioEngine
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError
 from ziplog.types import RecordId
 

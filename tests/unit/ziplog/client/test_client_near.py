@@ -22,7 +22,6 @@ from tests.unit.ziplog.client.fakes import (
 from tests.unit.ziplog.client.test_client_read import RECORD, RID, asked, reply
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     ConnectRequest,
     OutlineRequest,
     ReadRequest,
@@ -30,6 +29,7 @@ from ziplog.client.common.requests import (
     TailRequest,
 )
 from ziplog.core.nearness import replica_order
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.errors import NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId

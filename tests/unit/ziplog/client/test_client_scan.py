@@ -21,7 +21,6 @@ from tests.unit.ziplog.client.fakes import (
 from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     InsertRequest,
     ScanCloseRequest,
     ScanFetchRequest,
@@ -31,6 +30,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.reads.shard_stream import FIRST_CREDIT_BYTES
 from ziplog.core.entries import Unit, decode_body
 from ziplog.core.node import BatchEnd
+from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, ConfigError, DeadlineError, TrimmedError
 from ziplog.types import RID_GENESIS
 

@@ -13,7 +13,6 @@ from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, S, lease,
 from tests.unit.ziplog.client.reader import unit
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     EventBatch,
     EventsRequest,
     Progress,
@@ -23,6 +22,7 @@ from ziplog.client.common.requests import (
 )
 from ziplog.core.entries import Body, Origin, Unit, encode_body
 from ziplog.core.node import BatchEnd
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, TrimmedError
 from ziplog.types import Confirmed, Delivery, Event, Failed, RecordId

@@ -22,7 +22,6 @@ from tests.unit.ziplog.client.fakes import (
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import (
-    NEVER,
     Blocked,
     Fetched,
     FetchRequest,
@@ -34,6 +33,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.reads.shard_stream import FIRST_CREDIT_BYTES, WINDOW_BYTES
 from ziplog.core.entries import Body, Unit, encode_body
 from ziplog.core.node import BatchEnd
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.errors import ClosedError, DeadlineError, ProtocolError, TrimmedError
 from ziplog.types import RID_RECENT, RecordId

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, lease, placement
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
-from ziplog.client.common.requests import NEVER, SubscribeRequest, UnsubscribeRequest
+from ziplog.client.common.requests import SubscribeRequest, UnsubscribeRequest
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.types import RecordId
 

@@ -10,7 +10,8 @@ from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, S, lease,
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client import arguments
-from ziplog.client.common.requests import NEVER, FetchRequest, SubscribeRequest
+from ziplog.client.common.requests import FetchRequest, SubscribeRequest
+from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
 from ziplog.errors import ConfigError, DeadlineError
 from ziplog.types import RID_GENESIS, RID_RECENT, RecordId

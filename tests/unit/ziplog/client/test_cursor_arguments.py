@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ziplog.client import cursor_arguments
-from ziplog.client.common.requests import NEVER, ClaimState
+from ziplog.client.common.requests import ClaimState
+from ziplog.core.units import NEVER
 from ziplog.errors import ConfigError
 from ziplog.types import RID_GENESIS, RecordId
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.logdb.fakelog import FakeLog, fail
-from ziplog.client.common.requests import NEVER, InsertRequest, ReadRequest, TailRequest
+from ziplog.client.common.requests import InsertRequest, ReadRequest, TailRequest
 from ziplog.client.log_tasks import LogTasks, Task
 from ziplog.core.node import Wakeup
+from ziplog.core.units import NEVER
 from ziplog.errors import NoSuchRecordError, UnavailableError
 from ziplog.types import RID_GENESIS, Record, RecordId
 

@@ -26,6 +26,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from ziplog.client.engines.driver_role import DriverRole
 from ziplog.client.engines.engine import Engine, pending_error
 from ziplog.client.engines.insert_future import InsertFuture
 from ziplog.client.engines.owners import Owners
@@ -74,7 +75,7 @@ class BlockingEngine:
 
     def __init__(self, core: Core, decode: Callable[[bytes], Message] = decode) -> None:
         self.engine: Final = Engine(core, self._on_complete, self._fail_calls, decode=decode)
-        self._role: Final = threading.Lock()
+        self._role: Final = DriverRole()
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
         #: Calls, and cancellations (None), of threads that do not drive; with a future's ticket.
@@ -151,7 +152,7 @@ class BlockingEngine:
         number = number or next(self._numbers)
         self._tickets[number] = ticket
         try:
-            if self._role.acquire(False):
+            if self._role.acquire():
                 try:
                     if self._is_closed:
                         raise ClosedError
@@ -162,6 +163,7 @@ class BlockingEngine:
             elif self._paused == threading.get_ident():
                 self._drive_in_handler(ticket, number, request)
             else:
+                self._role.refuse_holder()
                 self._wait_or_drive(ticket, number, request)
         finally:
             if not ticket.done:
@@ -192,7 +194,7 @@ class BlockingEngine:
             self._incoming.append((number, request, None))
             self.engine.transport.wake()
             while not ticket.done:
-                if self._role.acquire(blocking=False):
+                if self._role.acquire():
                     try:
                         self._drive(ticket)
                     finally:
@@ -222,7 +224,7 @@ class BlockingEngine:
             self.shielded(self._run_incoming)
 
     def _run_incoming(self) -> None:
-        if self._role.acquire(blocking=False):
+        if self._role.acquire():
             try:
                 if not self._is_closed:
                     self._submit_incoming()
@@ -322,7 +324,7 @@ class BlockingEngine:
         """Step the engine, unless a thread drives; return whether its timers must run further."""
         if self._is_closed:
             return False
-        if self._role.acquire(blocking=False):
+        if self._role.acquire():
             try:
                 if not self._is_closed:
                     self._submit_incoming()
@@ -347,7 +349,7 @@ class BlockingEngine:
         self._futures.wait_for_room(
             ticket.size, request.deadline, partial(self._incoming.append, (number, request, ticket))
         )
-        if threading.get_ident() != self._main and self._role.acquire(blocking=False):
+        if threading.get_ident() != self._main and self._role.acquire():
             try:
                 if not self._is_closed:
                     self._submit_incoming()
@@ -368,7 +370,7 @@ class BlockingEngine:
 
     def drive_futures(self, until: _Idle) -> bool:
         """Drive in the background thread; return False if another thread drives."""
-        if not self._role.acquire(blocking=False):
+        if not self._role.acquire():
             return False
         try:
             self._drive(until)
@@ -394,6 +396,8 @@ class BlockingEngine:
 
     def close(self) -> None:
         """Fail the pending calls and close the engine. Idempotent; from any thread."""
+        if self._paused != threading.get_ident():
+            self._role.refuse_holder()
         self._is_closed = True
         if not self.owners.is_in_child:
             self.shielded(self._close)

@@ -26,7 +26,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ziplog.core.node import Effect, Event
 
@@ -137,6 +137,24 @@ def test_no_frame_of_a_large_burst_is_lost() -> None:
     finally:
         engine.close()
         server.close()
+
+
+@pytest.mark.parametrize("name", ["check_tail", "close"])
+def test_a_policy_that_calls_its_own_client_is_refused(log: ziplog.Log, name: str) -> None:
+    raised = []
+
+    def choose(_payload: bytes, _key: bytes | None, _live: Sequence[int]) -> int:
+        try:
+            getattr(log, name)()
+        except ziplog.errors.LocalProtocolError as error:
+            raised.append(str(error))
+        return 0
+
+    log.set_policy(choose)
+    rid = log.insert_after(b"x")
+    assert log.read_record(rid).payload == b"x"
+    assert len(raised) == 1
+    assert "called the client in the middle of one of its calls" in raised[0]
 
 
 def test_a_following_subscription(log: ziplog.Log) -> None:

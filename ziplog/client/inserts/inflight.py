@@ -201,7 +201,7 @@ class ShardWindow:
         "answered_up_to", "avoid_until", "bytes", "highest_gsns", "inflight",
         "is_blocked_by_view_change", "lost_gsns", "next_seq", "no_space", "probe_at", "progress_at",
         "queue", "reported", "retransmit_timeout", "route", "shard", "since", "single_units",
-        "singles",
+        "singles", "synced_gsns",
     )  # fmt: skip
 
     def __init__(self, shard: int, since: int, timeout: RetransmitTimeout) -> None:
@@ -234,6 +234,8 @@ class ShardWindow:
         self.no_space = ""
         #: The last gsn of this client in each view since its last `sync`.
         self.highest_gsns: dict[int, int] = {}
+        #: Those of them that a `sync` found on stable storage.
+        self.synced_gsns: Final[set[int]] = set()
         #: By view: the last record that a `sync` has reported as lost.
         self.lost_gsns: dict[int, int] = {}
         #: All positions of the shard below this one are decided, as far as the client knows.

@@ -67,15 +67,19 @@ class Syncs(PendingRequests[PendingSync]):
         ]
 
     def _forget_synced(self, rid: RecordId) -> None:
-        """Forget the records up to one that is on stable storage, except the last one.
+        """Forget the records that are known to be on stable storage, except the last of them.
 
-        The last one is the result of the next call. It may differ from the newest reply's record,
-        because a reply of an older view may arrive late.
+        That one is the result of the next call. It may differ from the newest reply's record,
+        because a reply of an older view may arrive late. A reply about a later view does not count
+        for a record of an earlier one: that view may have lost its end.
         """
-        highest_gsns = self._windows[rid.shard].highest_gsns
-        durable = [view for view, gsn in highest_gsns.items() if gsn <= rid.gsn]
+        window = self._windows[rid.shard]
+        highest_gsns, synced = window.highest_gsns, window.synced_gsns
+        synced.add(rid.gsn)
+        durable = [view for view, gsn in highest_gsns.items() if gsn in synced]
         for view in sorted(durable, key=highest_gsns.__getitem__)[:-1]:
             del highest_gsns[view]
+        synced.intersection_update(highest_gsns.values())
 
     def _forget_lost(self, rid: RecordId) -> None:
         """Forget a lost record after its error was raised."""

@@ -161,3 +161,26 @@ def test_sync_result_never_decreases() -> None:
         for _, question in harness.take(wire.Sync):
             harness.give(synced(question, question.gsn + 1, 2))
         assert harness.answers[call] == RecordId(9, 0)
+
+
+def test_loss_is_reported_although_a_later_record_is_durable_first() -> None:
+    """A sync that ends before the reply about the older view leaves the loss to the next one."""
+    harness = connected(pinned)
+    for view, gsn in ((1, 5), (2, 10)):
+        learn(harness, view, "live")
+        harness.insert(b"x")
+        (insert,) = sent(harness)
+        assert insert.view == view
+        harness.give(ack(insert, 0, [gsn]), ack(insert, 1, [gsn]))
+    call = harness.call(SyncRequest(harness.until(1 * S)))
+    questions = {question.gsn: question for _, question in harness.take(wire.Sync)}
+    assert questions.keys() == {5, 10}
+    harness.give(synced(questions[10], 11, view=2))
+    harness.pass_time(1 * S)
+    assert isinstance(harness.answers[call], DeadlineError), "the first position has no answer"
+    harness.take(wire.Sync)
+    call = harness.call(SyncRequest(harness.until()))
+    again = {question.gsn: question for _, question in harness.take(wire.Sync)}
+    assert 5 in again, "its record may be lost"
+    harness.give(wire.Refused(CLUSTER, 0, 2, 0, again[5].request, "no-such-position"))
+    assert isinstance(harness.answers[call], NoSuchRecordError)

@@ -91,10 +91,10 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
         if self._routing.route(request.shard) is not None:
             self._send(query)
         else:
-            self._routing.refresh(lambda: self._on_refreshed(query))
+            query.service_request = self._routing.look_up(lambda: self._on_looked_up(query))
 
-    def _on_refreshed(self, query: OutlineQuery) -> None:
-        """Ask the shard after the first placements, or fail if it does not exist."""
+    def _on_looked_up(self, query: OutlineQuery) -> None:
+        """Ask the shard, or fail if it does not exist."""
         if query.call not in self._pending:
             return
         shard, known = query.request.shard, self._routing.shards

@@ -120,9 +120,9 @@ class Scans(StreamReaders[OpenScan]):
         if self.routing.route(request.shard) is not None:
             scan.open()
         else:
-            self.routing.refresh(lambda: self._on_refreshed(scan))
+            scan.look_up_shards(lambda: self._on_looked_up(scan))
 
-    def _on_refreshed(self, scan: OpenScan) -> None:
+    def _on_looked_up(self, scan: OpenScan) -> None:
         if scan.number in self._open and not scan.is_failed:
             scan.open()
 

@@ -203,6 +203,22 @@ class Routing:
             Hello, self.update, may_be_near=not self._on_refreshed
         )
 
+    def look_up(self, callback: Callable[[], None]) -> int:
+        """Request the placements as of this call or later; return the number of the request.
+
+        `callback` is called after the reply. `refresh` may use a reply that was sent before this
+        call, or that of a node that lags, so it cannot prove that there is no such shard.
+        """
+
+        def on_reply(history: LeaseHistory) -> None:
+            self.update_placements(history.placements)
+            callback()
+
+        gsn = self.lease.base if self.lease is not None else 1
+        return self.membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_reply
+        )
+
     def refresh_often(self, until: int) -> None:
         """Request the placements now, and often until then: a shard does not answer a call."""
         self._silent_until = max(self._silent_until, until)

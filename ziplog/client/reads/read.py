@@ -80,7 +80,7 @@ class Reads(PendingRequests[PendingRead]):
         self._add(pending)
         self._add_number(pending)
         if self._routing.route(rid.shard) is None:
-            self._routing.refresh(lambda: self._send_if_known(pending))
+            pending.service_request = self._routing.look_up(lambda: self._send_if_known(pending))
         else:
             self._send(pending)
 

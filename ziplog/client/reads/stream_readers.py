@@ -21,6 +21,8 @@ from ziplog.client.reads.stream_set import StreamNumbers, StreamSet
 from ziplog.errors import ClosedError, DeadlineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
 
@@ -41,6 +43,8 @@ class StreamReader(StreamSet[ShardStream], Generic[FetchT]):
         self._error: Exception | None = None
         #: Whether the opening call was completed.
         self.is_open = False
+        #: The request for shards that the client does not know; 0: there was none.
+        self._shards_request = 0
 
     @property
     def is_failed(self) -> bool:
@@ -50,6 +54,10 @@ class StreamReader(StreamSet[ShardStream], Generic[FetchT]):
     def _complete_opening(self) -> None:
         self.is_open = True
         self._context.complete(self.number, self.number)
+
+    def look_up_shards(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the client knows all shards that exist."""
+        self._shards_request = self._routing.look_up(callback)
 
     # --- results ---
 
@@ -128,6 +136,7 @@ class StreamReader(StreamSet[ShardStream], Generic[FetchT]):
         if not self.is_open and self._error is None:
             # It was closed before it was open: complete the opening call, too.
             self._context.complete(self.number, self.number)
+        self._routing.membership.cancel(self._shards_request)
         self._close_streams()
         for call, _ in self.fetches:
             self._context.complete(call, self._result_at_close())

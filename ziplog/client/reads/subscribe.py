@@ -171,7 +171,7 @@ class Subscriptions(LogReaders):
     def _start(self, subscription: LogReader[Any], request: SubscribeRequest) -> None:
         self._add(subscription)
         if self._unknown(request):
-            self.routing.refresh(lambda: self._on_refreshed(subscription, request))
+            subscription.look_up_shards(lambda: self._on_looked_up(subscription, request))
         else:
             self._query(subscription, request)
 
@@ -179,7 +179,7 @@ class Subscriptions(LogReaders):
         """Return the requested shards that this client does not know."""
         return sorted((request.shards or frozenset()) - set(self.routing.shards))
 
-    def _on_refreshed(self, subscription: LogReader[Any], request: SubscribeRequest) -> None:
+    def _on_looked_up(self, subscription: LogReader[Any], request: SubscribeRequest) -> None:
         if subscription.number not in self._open or subscription.is_failed:
             return
         unknown = self._unknown(request)

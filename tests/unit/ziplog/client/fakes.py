@@ -199,6 +199,12 @@ class ClientHarness:
         known = [run_of(lease(shards))] if leases is None and shards else leases or ()
         self.give(info(asked[-1][1].request, placements, known, limits))
 
+    def list_shards(self, *placements: Placement) -> None:
+        """Reply to the lease queries that no test has taken."""
+        runs = [run_of(lease([p.shard for p in placements]))]
+        for _, asked in self.take(wire.LeaseQuery):
+            self.give(wire.LeaseHistory(CLUSTER, asked.request, runs, list(placements), 0))
+
     def until(self, timeout: int = 10 * S) -> int:
         return self.now + timeout
 

@@ -148,11 +148,10 @@ def test_reply_to_another_request_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_unknown_shard_refreshes_the_placements(is_there: bool) -> None:
+def test_unknown_shard_is_looked_up(is_there: bool) -> None:
     harness = connected()
     call = harness.call(OutlineRequest(harness.until(), 2, 5, 100))
-    harness.pass_time(100 * MS)
-    harness.inform(placement(0), placement(1), *([placement(2)] if is_there else []))
+    harness.list_shards(placement(0), placement(1), *([placement(2)] if is_there else []))
     if is_there:
         harness.pass_time(0)
         assert len(harness.take(wire.Outline)) == 2

@@ -17,6 +17,8 @@ from tests.unit.ziplog.client.fakes import (
     ClientHarness,
     FakeCluster,
     S,
+    connected,
+    info,
     lease,
     placement,
     refused,
@@ -159,8 +161,7 @@ def test_positions_without_a_record(answer: wire.Answer) -> None:
 
 def test_an_unknown_shard_is_looked_up_once() -> None:
     harness, call = reading(RecordId(5, 9))
-    harness.pass_time(100 * MS)
-    harness.inform(placement(0), placement(1))
+    harness.list_shards(placement(0), placement(1))
     error = harness.answers[call]
     assert isinstance(error, NoSuchRecordError)
     assert "[0, 1]" in str(error)
@@ -168,8 +169,20 @@ def test_an_unknown_shard_is_looked_up_once() -> None:
 
 def test_read_of_a_new_shard() -> None:
     harness, _ = reading(RecordId(5, 9))
-    harness.pass_time(100 * MS)
-    harness.inform(placement(0), placement(9))
+    harness.list_shards(placement(0), placement(9))
+    assert asked(harness)[0] == ["s9r0:1"]
+
+
+def test_reply_from_before_the_read_does_not_prove_that_there_is_no_shard() -> None:
+    """A client whose calls block reads the reply with its next call, which may be much later."""
+    harness = connected()
+    harness.insert(b"x")
+    harness.pass_time(S)
+    older = harness.take(wire.Hello)[-1][1]
+    call = harness.call(ReadRequest(harness.until(), RecordId(5, 9)))
+    harness.give(info(older.request, [placement(0), placement(1)], [run_of(lease([0, 1]))]))
+    assert call not in harness.answers, "shard 9 may have joined since then"
+    harness.list_shards(placement(0), placement(1), placement(9))
     assert asked(harness)[0] == ["s9r0:1"]
 
 

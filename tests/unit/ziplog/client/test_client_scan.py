@@ -222,12 +222,11 @@ def test_an_empty_range_is_read_without_a_stream() -> None:
     assert harness.result() == ([], 7)
 
 
-def test_unknown_shard_refreshes_the_placements() -> None:
+def test_unknown_shard_is_looked_up() -> None:
     harness = ClientHarness()
     harness.connect(placement(0))
     calls = [harness.call(ScanRequest(harness.until(), shard, 1, 9)) for shard in (1, 2)]
-    harness.pass_time(100 * MS)
-    harness.inform(placement(0), placement(1))
+    harness.list_shards(placement(0), placement(1))
     assert harness.answers.pop(calls[0]) == calls[0]
     assert len(harness.take(wire.Subscribe)) == 1
     assert isinstance(harness.answers.pop(calls[1]), ConfigError)
@@ -239,7 +238,7 @@ def test_the_deadline_of_opening() -> None:
     call = harness.call(ScanRequest(harness.until(1 * S), 1, 1, 9))
     harness.pass_time(1 * S)
     assert isinstance(harness.answers.pop(call), DeadlineError)
-    harness.inform(placement(0), placement(1))
+    harness.list_shards(placement(0), placement(1))
     assert not harness.take(wire.Subscribe)
 
 

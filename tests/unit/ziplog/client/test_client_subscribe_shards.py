@@ -82,9 +82,7 @@ def test_a_shard_that_never_was_is_an_error() -> None:
     harness = ClientHarness()
     harness.connect(placement(0), placement(1))
     call = subscribe(harness, 0, 7)
-    assert not harness.take(wire.LeaseQuery), "the service is asked for shard 7 first"
-    harness.pass_time(100 * MS)
-    harness.inform(placement(0), placement(1))
+    harness.list_shards(placement(0), placement(1))
     error = harness.answers.pop(call)
     assert isinstance(error, ConfigError)
     assert "[7]" in str(error)
@@ -95,8 +93,7 @@ def test_a_shard_that_this_client_does_not_know_yet_is_looked_up() -> None:
     harness = ClientHarness()
     harness.connect(placement(0))
     call = subscribe(harness, 1)
-    harness.pass_time(100 * MS)
-    harness.inform(placement(0), placement(1))
+    harness.list_shards(placement(0), placement(1))
     question = harness.take(wire.LeaseQuery)[-1][1]
     known = [placement(0), placement(1)]
     harness.give(wire.LeaseHistory(CLUSTER, question.request, [run_of(lease([0, 1]))], known, 0))

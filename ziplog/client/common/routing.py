@@ -97,6 +97,8 @@ class Routing:
         #: Until then, a shard is silent.
         self._silent_until = 0
         self._refreshed_at = -_MIN_AGE_NS
+        #: When the request of the last reply was sent: the placements are at least that new.
+        self._asked_at = -_MAX_AGE_NS
         self._refresh_due = False
 
     def __str__(self) -> str:
@@ -137,6 +139,11 @@ class Routing:
         return [
             f"shard {shard} ({'silent' if state == 'live' else state})" for shard, state in states
         ]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the placements are as new as those of a waiting call."""
+        return self._context.now - self._asked_at <= _MAX_AGE_NS
 
     def is_removed(self, shard: int) -> bool:
         """Whether a shard will never accept new records again."""
@@ -259,6 +266,7 @@ class Routing:
         if self._is_refreshing:
             delay = self._context.now - self._refresh_sent_at - info.limits.rtt_ms * NS_PER_MS
             self._least_age = min(max(_AGE_PER_DELAY * delay, 0), _BUSY_AGE_NS)
+            self._asked_at = self._refresh_sent_at
         self._is_refreshing = False
         self._refreshed_at = self._context.now
         membership.cluster = membership.cluster or info.cluster

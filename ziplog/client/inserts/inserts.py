@@ -55,7 +55,9 @@ class Inserts:
         self.windows: Final[dict[int, ShardWindow]] = {}
         #: The `Locate` requests, by shard.
         self._locates: Final[dict[int, LocateQueries]] = {}
-        self.shard_selector: Final = ShardSelector(context, routing, preferences, self.windows)
+        self.shard_selector: Final = ShardSelector(
+            context, routing, preferences, self.windows, self._reassign
+        )
         #: Calls without a shard, or with a shard that is not live.
         self._unassigned: dict[int, InsertCall] = {}
         self.sender: Final = Sender(context, routing)
@@ -123,10 +125,7 @@ class Inserts:
             self._detach(call)
 
     def _dispatch(self, call: InsertCall, shard: int | Exception) -> None:
-        """Assign a call to the selected shard, or fail it with the policy's error.
-
-        No open unit of the call may have been accepted.
-        """
+        """Assign a call, none of whose open units exists, to the selected shard, or fail it."""
         if isinstance(shard, int):
             self._assign(call, shard)
         else:

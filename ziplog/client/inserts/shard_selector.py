@@ -3,7 +3,7 @@
 Rules: the policy gets the live shards that span enough regions, except the avoided ones, unless
 that leaves none; `nearest` gets the nearest of these. Its result counts, whether that shard is live
 or not. If all shards are avoided because no replica has disk space, if the shard was removed, or if
-it spans too few regions, the insert fails at once.
+it spans too few regions, the insert fails at once. It does so for want of regions only if the placements are current.
 
 Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """
@@ -18,7 +18,7 @@ from ziplog.core.numbers import whole
 from ziplog.core.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ziplog.client.common.requests import InsertRequest, Preferences
     from ziplog.client.common.routing import Routing
@@ -41,10 +41,15 @@ class ShardSelector:
         routing: Routing,
         preferences: Preferences,
         windows: Mapping[int, ShardWindow],
+        reassign: Callable[[], None],
     ) -> None:
         self._context: Final = context
         self._routing: Final = routing
         self._windows: Final = windows
+        #: Selects the shards of the waiting calls again.
+        self._reassign: Final = reassign
+        #: It is called after the next reply about placements.
+        self._is_reassign_due = False
         self.policy, self.region, self._min_regions = preferences
         self._avoid_until = 0
         #: Windows of shards that are avoided since the last tick.
@@ -138,7 +143,7 @@ class ShardSelector:
             return former
         shards = [s for s in routing.shards if not routing.is_removed(s)]
         if not any(routing.spans(shard, count) for shard in shards):
-            return insert_errors.too_few_regions_error(shards, count, routing)
+            return self._unless_outdated(shards, count)
         return former if routing.spans(former, count) else -1
 
     def latency_ns(self, shard: int) -> int:
@@ -152,8 +157,24 @@ class ShardSelector:
         if routing.is_removed(shard):
             return insert_errors.removed_error(shard, routing)
         if count > 1 and routing.regions(shard) and not routing.spans(shard, count):
-            return insert_errors.too_few_regions_error([shard], count, routing)
+            return self._unless_outdated([shard], count)
         return shard
+
+    def _unless_outdated(self, shards: Sequence[int], count: int) -> int | ConfigError:
+        """Return the error of a call that requires more regions than these shards span.
+
+        If the placements are old, return -1: the call waits for newer ones.
+        """
+        if self._routing.is_current:
+            return insert_errors.too_few_regions_error(shards, count, self._routing)
+        if not self._is_reassign_due:
+            self._is_reassign_due = True
+            self._routing.refresh(self._on_refreshed)
+        return -1
+
+    def _on_refreshed(self) -> None:
+        self._is_reassign_due = False
+        self._reassign()
 
     def _unless_full(self, shards: Sequence[int]) -> UnavailableError | None:
         """Return an error if no replica of these shards had disk space a moment ago."""

@@ -312,3 +312,19 @@ def test_a_region_to_give_up_has_a_name_or_is_the_one_without_labels(
     for wrong in ("-", "a b", "a" * 65, None, 3):
         with pytest.raises(ConfigError, match="region"):
             placement_arguments.change_region(wrong, 1, is_lost=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pinned", [None, 1])
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_old_placements_do_not_fail_an_insert(pinned: int | None, is_wide: bool) -> None:
+    """A client that makes no call asks for no placements, and a shard may have joined or moved."""
+    narrow = [placement(0, regions=("a", "a")), placement(1, regions=("a", "a"))]
+    harness = client({0: ("a", "a"), 1: ("a", "a")})
+    harness.pass_time(60 * S)
+    call = insert(harness, 2, shard=pinned)
+    assert call not in harness.answers
+    assert not shards(harness)
+    wide = placement(1, view=2, regions=("a", "b"))
+    harness.inform(narrow[0], wide if is_wide else narrow[1])
+    assert shards(harness) == ([1] if is_wide else [])
+    assert isinstance(harness.answers.get(call), ConfigError) is not is_wide

@@ -46,7 +46,7 @@ class InflightUnit:
         "acks", "backoff", "call", "first_sent", "index", "is_absent_in_newer_view", "is_expired",
         "is_of_singles", "last_sent", "locate_count", "may_be_queued", "may_be_stale", "message",
         "no_space", "outcomes", "pending_error", "redirects", "refusals", "replicas",
-        "retransmit_at", "took_slow_path",
+        "retransmit_at", "too_large", "took_slow_path",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +88,9 @@ class InflightUnit:
         self.no_space = ""
         #: Number of `Locate` requests that were sent for it.
         self.locate_count = 0
+        #: The servers that refused it as too large. It promises nothing: each may have its own
+        #: limits, and another one may place the unit.
+        self.too_large = _NO_SERVERS
         #: The error that ends its call unless a server acks the unit.
         self.pending_error: ZiplogError | None = None
 
@@ -189,7 +192,7 @@ class InflightUnit:
         self.message = replace(self.message, view=view)
         self.replicas = replicas
         self.acks.clear()
-        self.redirects = _NO_SERVERS
+        self.redirects = self.too_large = _NO_SERVERS
         self.pending_error = None
         self.may_be_stale = self.may_be_queued = False
 

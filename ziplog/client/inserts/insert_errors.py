@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.client.common.unknown_outcome import UnknownOutcome
 from ziplog.core.nearness import named
-from ziplog.errors import ConfigError, DeadlineError, OutcomeUnknownError, UnavailableError
+from ziplog.errors import (
+    ConfigError,
+    DeadlineError,
+    NoSuchRecordError,
+    OutcomeUnknownError,
+    RecordTooLargeError,
+    UnavailableError,
+)
+from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ziplog.client.common.routing import Routing
-    from ziplog.client.inserts.inflight import ShardWindow
+    from ziplog.client.inserts.inflight import InflightUnit, ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.errors import ZiplogError
+    from ziplog.wire import Limits
+    from ziplog.wire.inserts import RefusalCode
 
 
 #: Maximum number of shards that an error lists.
@@ -89,6 +99,15 @@ def deadline_error(
             " nothing was inserted: try again"
         )
     return DeadlineError(why), None
+
+
+def misfit_error(unit: InflightUnit, code: RefusalCode, limits: Limits) -> ZiplogError:
+    """Return the error of a call that is too large, or whose `after` does not exist."""
+    message = unit.message
+    if code == "too-large":
+        return RecordTooLargeError(len(message.body), limits.max_payload_bytes)
+    after = unit.call.request.after if unit.call else RecordId(message.after, message.shard)
+    return NoSuchRecordError(after, "no shard owns that position yet")
 
 
 def not_inserted_error(call: InsertCall, routing: Routing, why: str) -> UnavailableError:

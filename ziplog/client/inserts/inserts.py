@@ -29,8 +29,7 @@ from ziplog.client.inserts.results import Results
 from ziplog.client.inserts.sending import Sender
 from ziplog.client.inserts.settling import SettledReports
 from ziplog.client.inserts.shard_selector import ShardSelector
-from ziplog.errors import NoSuchRecordError, ProtocolError, RecordTooLargeError, ZiplogError
-from ziplog.types import RecordId
+from ziplog.errors import ProtocolError, ZiplogError
 
 if TYPE_CHECKING:
     from ziplog.client.common.requests import InsertRequest, Preferences
@@ -269,12 +268,8 @@ class Inserts:
             return
         unit.add_refusal(refused)
         match refused.code:
-            case "no-such-position":
-                if refused.server == 0:
-                    self._fail_unless_copy_in_flight(window, unit)
-            case "too-large":
-                limit = self._routing.limits.max_payload_bytes
-                self._reject(window, unit, RecordTooLargeError(len(unit.message.body), limit))
+            case "no-such-position" | "too-large":
+                self._fail_unless_held(window, unit, refused)
             case "malformed" | "identity-reused":
                 what = f"shard {refused.shard} refused seq {refused.request}: {refused.code}"
                 self._protocol_violation(window, unit, f"{what}: {refused.detail}")
@@ -290,19 +285,26 @@ class Inserts:
                 unit.may_be_queued &= refused.copies < unit.copies and not unit.may_be_stale
                 self._postpone(window, unit, refused)
 
-    def _fail_unless_copy_in_flight(self, window: ShardWindow, unit: InflightUnit) -> None:
-        """Fail the call because `after` does not exist, unless another copy is in flight.
+    def _fail_unless_held(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
+        """Fail the call of a unit that does not fit, unless a server holds a copy, or may get one.
 
-        One refusal may answer several copies. A copy in flight gets another reply before the unit
-        would be retransmitted.
+        The primary decides whether `after` exists. Servers that restart may differ in their limits.
+        One refusal may answer several copies. A copy in flight gets another reply in time.
         """
-        after = unit.call.request.after if unit.call else RecordId(unit.message.after, window.shard)
-        error = NoSuchRecordError(after, "no shard owns that position yet")
-        if unit.copies == 1:
+        is_too_large, now = refused.code == "too-large", self._context.now
+        if is_too_large:
+            unit.too_large |= {refused.server}
+        elif refused.server:
+            return
+        if unit.acks or (is_too_large and 0 not in unit.too_large):
+            self._context.set_timer(unit.retransmit_soon(now))
+            return
+        error = insert_errors.misfit_error(unit, refused.code, self._routing.limits)
+        if len(unit.too_large) == unit.replicas if is_too_large else unit.copies == 1:
             self._reject(window, unit, error)
         else:
             unit.pending_error = error
-            unit.retransmit_at = self._context.now + window.retransmit_timeout.ns
+            unit.retransmit_at = now + window.retransmit_timeout.ns
             self._context.set_timer(unit.retransmit_at)
 
     def _reject(self, window: ShardWindow, unit: InflightUnit, error: ZiplogError) -> None:

@@ -3,7 +3,7 @@
 Rules: the policy gets the live shards that span enough regions, except the avoided ones, unless
 that leaves none; `nearest` gets the nearest of these. Its result counts, whether that shard is live
 or not. If all shards are avoided because no replica has disk space, if the shard was removed, or if
-it spans too few regions, the insert fails at once. It does so for want of regions only if the placements are current.
+it spans too few regions, the insert fails at once; the last one only if the placements are current.
 
 Invariant: no shard is avoided after `_avoid_until`. See docs/protocol.md, sections 4 and 11.
 """

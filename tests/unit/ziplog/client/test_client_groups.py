@@ -252,6 +252,18 @@ def test_group_that_is_refused_is_sent_again_as_single_inserts() -> None:
     assert harness.answers[calls[1]] == [RecordId(6, 0)]
 
 
+def test_group_that_the_primary_placed_is_not_sent_again_if_a_backup_has_a_lower_limit() -> None:
+    """While servers restart with other limits, one may refuse what another one accepts."""
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b")
+    harness.give(ack(shared, 0, [4, 6]), refused(shared, 1, "too-large"))
+    harness.pass_time(S)
+    again = harness.take(wire.Insert)
+    assert {message.seq for _, message in again} == {shared.seq}, "records would be there twice"
+    harness.give(ack(again[-1][1], 1, [4, 6], confirmed=True))
+    assert [harness.answers[call] for call in calls] == [[RecordId(4, 0)], [RecordId(6, 0)]]
+
+
 def test_group_of_a_protocol_violation_fails_all_its_calls() -> None:
     harness = connected()
     calls, shared = group_of(harness, b"a", b"b")

@@ -420,8 +420,54 @@ def test_no_such_position_waits_for_copies_in_flight() -> None:
 def test_some_refusals_are_final(code: wire.RefusalCode, kind: type) -> None:
     harness = connected()
     call = harness.insert(b"x")
-    harness.give(refused(sent_insert(harness), 1, code))
+    insert = sent_insert(harness)
+    harness.give(refused(insert, 1, code), refused(insert, 0, code))
     assert isinstance(harness.answers[call], kind)
+
+
+def test_refusal_of_a_backup_with_a_lower_limit_does_not_fail_an_insert() -> None:
+    harness = connected()
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(refused(insert, 1, "too-large"))
+    assert not harness.answers, "the primary may place it"
+    harness.give(ack(insert, 0, [5]))
+    harness.pass_time(S)
+    again = harness.take(wire.Insert)[-1][1]
+    assert again.seq == insert.seq
+    harness.give(ack(again, 1, [5], confirmed=True))
+    assert harness.answers[call] == [RecordId(5, 0)]
+
+
+def test_insert_that_only_the_primary_finds_too_large_fails_without_other_replies() -> None:
+    harness = connected()
+    call = harness.insert(b"x")
+    harness.give(refused(sent_insert(harness), 0, "too-large"))
+    assert not harness.answers, "the backup may have promised it a position"
+    harness.pass_time(initial_retransmit_ns(0) + MS)
+    assert isinstance(harness.answers[call], RecordTooLargeError)
+
+
+def test_insert_with_a_promised_position_does_not_fail_as_too_large() -> None:
+    harness = connected()
+    call = harness.insert(b"x")
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [9]), refused(insert, 0, "too-large"))
+    harness.pass_time(10 * S)
+    error = harness.answers[call]
+    assert isinstance(error, OutcomeUnknownError), "it is in the log if the primary fails now"
+
+
+def test_position_that_a_backup_knows_exists() -> None:
+    harness = connected()
+    call = harness.insert(b"x", after=RecordId(5, 0))
+    insert = sent_insert(harness)
+    harness.give(ack(insert, 1, [7]), refused(insert, 0, "no-such-position"))
+    harness.pass_time(S)
+    assert not harness.answers, "the leases grew since the primary asked"
+    again = harness.take(wire.Insert)[-1][1]
+    harness.give(ack(again, 0, [7]), ack(again, 1, [7]))
+    assert harness.answers[call] == [RecordId(7, 0)]
 
 
 def test_ack_with_invalid_positions_raises_protocol_error() -> None:

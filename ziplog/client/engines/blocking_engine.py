@@ -418,10 +418,13 @@ class BlockingEngine:
             self.engine.cancel(number)
 
     def _fail_all(self) -> None:
-        while self._incoming:
-            number, _, future = self._incoming.popleft()
-            if future is not None:
-                self._tickets[number] = future
+        with contextlib.suppress(
+            IndexError
+        ):  # Two threads may end a closed client's calls at once.
+            while True:
+                number, _, future = self._incoming.popleft()
+                if future is not None:
+                    self._tickets[number] = future
         for number in list(self._tickets):
             self._on_complete(number, ClosedError())
 

@@ -6,8 +6,8 @@
 
 Rules: a term is the next value of one counter, so the terms of a name only grow, also after it was
 deleted. A move counts only in the present term, and never goes back; only a seek does, and it
-begins a term. The first of two pending claims wins. A copy of a claim or move counts once, and so
-does a copy of an edit before the next edit of that cursor.
+begins a term. The first of two pending claims wins. A copy of a claim, a move or an edit counts
+once; that of an edit gets the outcome of the first one.
 Nothing here depends on time: the leader decides which owner is silent (`mms.cursors`).
 
 Invariants: `check`. See docs/protocol.md, section 19.
@@ -28,11 +28,30 @@ if TYPE_CHECKING:
     from ziplog.core.cursors import CursorMove
 
 
+#: Kind, cursor and nonce of an edit: what its copies have in common.
+EditKey = tuple[str, str, bytes]
+#: Number of latest edits whose copies change nothing. A client repeats an edit for a while only.
+MAX_EDITS: Final = 256
+
+
 class CursorTable:
     """All cursors of a cluster."""
 
-    def __init__(self, cursors: Iterable[Cursor] = (), terms: int = 0) -> None:
-        """Continue with these cursors; `terms`: the last term that was given out."""
+    def __init__(
+        self,
+        cursors: Iterable[Cursor] = (),
+        terms: int = 0,
+        edits: Iterable[tuple[EditKey, Refusal]] = (),
+    ) -> None:
+        """Continue with these cursors.
+
+        Args:
+            cursors: all of them.
+            terms: the last term that was given out.
+            edits: the latest edits and their outcomes, oldest first.
+
+        """
+        self.edits: Final = dict(edits)
         self._by_name: Final = {cursor.name: cursor for cursor in cursors}
         self.terms = terms
 
@@ -131,10 +150,21 @@ class CursorTable:
         return ""
 
     def edit(self, command: EditCursor, trim: int, stop: int) -> Refusal:
-        """Create, change or delete a cursor; arguments as of `claim`."""
+        """Create, change or delete a cursor, unless it is a copy; arguments as of `claim`."""
+        key = command.edit, command.name, command.nonce
+        if key in self.edits:
+            return self.edits[key]
+        refusal = self._edit(command, trim, stop)
+        if command.nonce:
+            self.edits[key] = refusal
+            if len(self.edits) > MAX_EDITS:
+                del self.edits[next(iter(self.edits))]
+        return refusal
+
+    def _edit(self, command: EditCursor, trim: int, stop: int) -> Refusal:
         before = self._by_name.get(command.name)
         if before is not None and command.nonce and before.edit == command.nonce:
-            return ""
+            return ""  # a copy, after a snapshot of a former release
         if command.edit == "create":
             if before is not None:
                 return "exists"
@@ -189,6 +219,7 @@ class CursorTable:
     def check(self, trim: int) -> None:
         """Assert the invariants; `trim`: the first position that is not trimmed."""
         assert len(self._by_name) <= MAX_CURSORS
+        assert len(self.edits) <= MAX_EDITS
         terms = [cursor.term for cursor in self._by_name.values()]
         assert len(set(terms)) == len(terms), "two cursors of one term"
         for cursor in self._by_name.values():

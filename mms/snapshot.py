@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mms.commands import ClusterEvent, RecordLoss
+from mms.commands import ClusterEvent, RecordLoss, Refusal
 from ziplog.core.cursors import Cursor
 from ziplog.core.view import LeaseRun, Placement
 from ziplog.types import Durability, Gsn, ShardId, View
@@ -54,3 +54,5 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     terms: int = 0
     lost_regions: list[str] = []
     region_changes: int = 0
+    #: The latest edits of cursors, and their outcomes.
+    cursor_edits: list[tuple[tuple[str, str, bytes], Refusal]] = []

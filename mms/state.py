@@ -412,7 +412,7 @@ class ClusterState:
                 [self.retired[shard] for shard in sorted(self.retired)], self.retirements,
                 self.wire, self.history.events, self.history.last, self.durability_epoch,
                 self.cursors.in_order(), self.cursors.terms, self.lost_regions,
-                self.region_changes,
+                self.region_changes, list(self.cursors.edits.items()),
             )
         )  # fmt: skip
 
@@ -434,7 +434,7 @@ class ClusterState:
         self.durability_epoch = found.durability_epoch
         self.retirements, self.wire = found.retirements, found.wire
         self.history = EventHistory(found.events, found.last_event)
-        self.cursors = CursorTable(found.cursors, found.terms)
+        self.cursors = CursorTable(found.cursors, found.terms, found.cursor_edits)
         self.lost_regions, self.region_changes = found.lost_regions, found.region_changes
         kept = self.runs[-1].last.number - _KEPT_DIGESTS if self.runs else 0
         newest = islice(self.runs, lease_history.index_of(self.runs, kept + 1), None)

@@ -16,6 +16,7 @@ from mms.commands import (
     decode_refusal,
     decode_refusals,
 )
+from mms.cursor_table import MAX_EDITS
 from mms.state import ClusterState
 from tests.unit.mms.test_state import apply, with_leases
 from ziplog.core.cursors import MAX_CURSORS, Cursor, CursorMove
@@ -214,6 +215,58 @@ def test_hold_lapses_only_in_the_term_that_was_unused() -> None:
     assert found(state).is_holding
     assert apply(state, msgspec.structs.replace(lapse, expects=2)) == ""
     assert not found(state).is_holding
+
+
+@pytest.mark.parametrize("later", ["pause", "seek"])
+def test_copy_of_an_edit_counts_once_also_after_later_edits(later: str) -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert apply(state, edit("seek", b"1", 20)) == ""
+    assert apply(state, edit(later, b"2", 5)) == ""
+    before = found(state)
+    assert apply(state, edit("seek", b"1", 20)) == ""
+    assert found(state) == before
+
+
+def test_copy_of_a_deletion_does_not_delete_a_later_cursor() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert apply(state, edit("delete", b"1")) == ""
+    assert apply(state, claim(owner=BOB, nonce=b"2")) == ""
+    assert apply(state, edit("delete", b"1")) == ""
+    assert found(state).owner == BOB
+
+
+def test_copy_of_a_creation_does_not_bring_a_deleted_cursor_back() -> None:
+    state = with_leases(1)
+    for command in (edit("create", b"1"), edit("delete", b"2"), edit("create", b"1")):
+        assert apply(state, command) == ""
+    assert state.cursors.get("x") is None
+
+
+def test_copy_of_a_refused_edit_is_refused_too() -> None:
+    state = with_leases(1)
+    assert apply(state, edit("pause", b"1")) == "no-such-cursor"
+    apply(state, claim())
+    assert apply(state, edit("pause", b"1")) == "no-such-cursor"
+    assert not found(state).is_paused
+    assert apply(state, edit("pause", b"2")) == ""
+
+
+def test_snapshot_has_the_edits_whose_copies_may_come() -> None:
+    state, other = with_leases(1), ClusterState()
+    for number in range(MAX_EDITS + 1):
+        what = "delete" if number % 2 else "create"
+        assert apply(state, edit(what, b"%d" % number)) == ""
+    other.restore(state.snapshot())
+    assert len(other.cursors.edits) == MAX_EDITS
+    assert other.snapshot() == state.snapshot()
+    assert apply(other, edit("delete", b"1")) == ""
+    assert other.cursors.get("x") is not None
+    former = msgspec.msgpack.decode(state.snapshot())[:-1]  # of an earlier release
+    other.restore(msgspec.msgpack.encode(former))
+    assert apply(other, edit("delete", b"1")) == ""
+    assert other.cursors.get("x") is None
 
 
 def test_snapshot_has_the_cursors_and_the_terms() -> None:

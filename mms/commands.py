@@ -201,8 +201,7 @@ class EditCursor(Command, tag=17, frozen=True, gc=False):
 class SetRegionLost(Command, tag=18, frozen=True, gc=False):
     """Give a region up: views are confirmed without its servers; or let them count again.
 
-    A command that was proposed before the last one is out of turn, and changes nothing. Consensus
-    may forward the proposal of a former leader much later.
+    A command that was proposed before the last one is out of turn, and changes nothing.
     """
 
     region: Region

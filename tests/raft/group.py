@@ -188,7 +188,7 @@ class Group:
         for number, since in list(under_way.items()):
             if now > since + PATIENCE_S:  # its fate is unknown; the ledger takes it once
                 under_way[number] = now
-                self.tell(name, "propose", number, self.command_size)
+                self._tell_all(number)
         while len(under_way) < self.window and (self._again or self._is_loaded):
             if self._again:
                 number = self._again.popleft()
@@ -196,6 +196,11 @@ class Group:
                 self._next += 1
                 number = self._next
             under_way[number] = now
+            self._tell_all(number)
+
+    def _tell_all(self, number: int) -> None:
+        """Let the leader propose a command; the others drop it."""
+        for name in self.running:
             self.tell(name, "propose", number, self.command_size)
 
     def tell(self, name: str, *order: Any) -> None:
@@ -230,7 +235,8 @@ class Group:
         while time.monotonic() < deadline:
             self._token += 1
             token, patience = self._token, time.monotonic() + 2.0
-            self.tell(name, "barrier", token)
+            for one in sorted(self.running, key=lambda one: one != name):  # the leader takes it
+                self.tell(one, "barrier", token)
             self.run_until(
                 lambda token=token, patience=patience: (  # type: ignore[misc]
                     self.said[name].get("barrier") == (token,) or time.monotonic() > patience

@@ -231,8 +231,12 @@ class World:
                 self.tick(name, beats=True)
             case 3 if is_up:
                 self.tick(name, times_out=True)
-            case 4 if is_up:
-                self.propose(name)
+            case 4:
+                for one in list(self.up):
+                    if self.up[one].leads():
+                        for _ in range(3):
+                            self.propose(one)
+                        self.tick(one)
             case 5 if (name, other) in self.links:
                 self.break_link(name, other)
             case 6 if self.reach(name, other) and (name, other) not in self.links:

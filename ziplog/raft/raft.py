@@ -135,7 +135,10 @@ class Raft:
         self._thread.start()
 
     def propose(self, command: bytes) -> None:
-        """Propose a command to the leader. `Committed` reports when it was applied, if ever."""
+        """Propose a command, if this node leads. `Committed` reports when it was applied, if ever.
+
+        A command of a node that does not lead is dropped: it may rest on an old state.
+        """
         assert command, "a command has at least one byte"
         assert len(command) <= MAX_COMMAND, "a command is too long"
         if self._stopping or not self._proposals.acquire(blocking=False):

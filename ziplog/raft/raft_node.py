@@ -2,16 +2,20 @@
 
 The library deletes entries without a conflict, counts acknowledgements of other terms, goes back to
 older snapshots, commits unverified entries, and lets a node vote that lost its directory. Each of
-these can lose acknowledged commands. Rule: Raft as published (sections 5.2-5.4 and 7), with the
-voting rights of `voting_rights` (docs/protocol.md, section 12).
+these can lose acknowledged commands. It also keeps commands of a former leader for the next one.
+Rule: Raft as published (sections 5.2-5.4 and 7), with the voting rights of `voting_rights`
+(docs/protocol.md, section 12).
 
-Invariant: a committed entry is never deleted, and an entry is acknowledged only once it is on disk.
+Invariants: a committed entry is never deleted, an entry is acknowledged only once it is on disk,
+and only a leader takes commands.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -96,25 +100,8 @@ class _Vote(msgspec.Struct):
     term: _Number
 
 
-class _Forwarded(msgspec.Struct):
-    command: bytes
-    request_id: _Number | None = None
-
-
-class _ForwardAnswer(msgspec.Struct):
-    request_id: _Number
-    error: _Number | None = None
-    log_idx: _Number | None = None
-    log_term: _Number | None = None
-
-
-#: Messages that the library handles, once they are checked.
-_LIBRARY_MESSAGES: Final = {
-    "request_vote": _VoteRequest,
-    "response_vote": _Vote,
-    "apply_command": _Forwarded,
-    "apply_command_response": _ForwardAnswer,
-}
+#: Messages that the library handles, once they are checked. Nodes forward no commands.
+_LIBRARY_MESSAGES: Final = {"request_vote": _VoteRequest, "response_vote": _Vote}
 
 
 class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no types
@@ -176,7 +163,10 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         return [node for node in self.otherNodes if self.isNodeConnected(node)]
 
     def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
-        """Propose a command; `done` receives its result and a failure code. From any thread."""
+        """Propose a command, if this node leads; `done` receives its result and a failure code.
+
+        From any thread.
+        """
         self._applyCommand(REGULAR + command, done)
 
     def wake(self) -> None:
@@ -207,9 +197,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
             case "request_vote" if not self.is_voter:
                 pass  # an earlier directory of this node may have voted in that term
             case kind:
-                checked = msgspec.convert(message, _LIBRARY_MESSAGES[kind])
-                if isinstance(checked, _Forwarded) and not checked.command.startswith(REGULAR):
-                    raise ValueError("an unknown kind of command")
+                msgspec.convert(message, _LIBRARY_MESSAGES[kind])
                 super()._SyncObj__onMessageReceived(peer, message)
 
     def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802 - called before an election
@@ -230,7 +218,10 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 - called in every tick
         before = self._getRaftLogSize()
-        super()._checkCommandsToApply()
+        if self.leads():
+            super()._checkCommandsToApply()
+        else:
+            self._drop_commands()
         if not self.otherNodes and self._getRaftLogSize() != before:
             self.wake()  # without peers, nothing else would end the sleep before the commit
         self._forget_lost_leader()
@@ -252,13 +243,23 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         """Load the snapshot file; an error is fatal (the library would ignore it)."""
         self._load(Snapshot.read(self._snapshot))
 
+    def _drop_commands(self) -> None:
+        """Fail the proposed commands: this node does not lead.
+
+        The library would hold them while no leader is known, and forward them to the next one. They
+        would count much later, after newer decisions that they do not know.
+        """
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, done = self._SyncObj__commandsQueue.get_nowait()
+                done(None, pysyncobj.config.FAIL_REASON.NOT_LEADER)
+
     def _forget_lost_leader(self) -> None:
-        """Fail the commands forwarded to a disconnected leader: no answer will come."""
+        """Forget a disconnected leader if no election of this node would."""
         leader = self._getLeader()
         if leader is None or leader == self.selfNode or self.isNodeConnected(leader):
             return
-        self._SyncObj__onLeaderChanged()
-        if not self.is_voter:  # it holds no election that would reset the leader
+        if not self.is_voter:
             self._SyncObj__raftLeader = None
 
     # --- voting rights ---
@@ -400,7 +401,6 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
             )
         self._wait_for_leader()
         if self._getLeader() != leader:
-            self._SyncObj__onLeaderChanged()
             self._SyncObj__raftLeader = leader
             self._pieces.clear()
         self._SyncObj__setState(_FOLLOWER)

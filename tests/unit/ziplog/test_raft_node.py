@@ -213,53 +213,86 @@ def test_a_snapshot_with_a_hole_changes_nothing_on_disk(bench: Callable[..., Ben
     assert node.terms == [0, 5]
 
 
-def test_snapshot_completes_waiting_commands(bench: Callable[..., Bench]) -> None:
+def led(bench: Callable[..., Bench]) -> Bench:
+    """Return a leader of term 4, which has applied the beginning of its term."""
     node = bench(entries(2, 4))
+    node.lead(4)
+    node.acknowledge(node.b, 4, term=4)
+    node.tick()
+    assert node.node.leads()
+    return node
+
+
+def follow(node: Bench) -> None:
+    """Let b lead a later term."""
+    node.hear(
+        node.b, type="append_entries", term=TERM, commit_index=1, prevLogIdx=1, prevLogTerm=0,
+        entries=[],
+    )  # fmt: skip
+    assert node.node.leader_id() == node.b.id
+
+
+def test_snapshot_completes_waiting_commands(bench: Callable[..., Bench]) -> None:
+    node = led(bench)
     done: list[bool] = []
-    node.append(2, 4)
     propose(node, done)
-    node.tick()  # it is forwarded
-    request = next(m for _, m in node.wire.sent if m["type"] == "apply_command")["request_id"]
-    node.hear(node.b, type="apply_command_response", request_id=request, log_idx=7, log_term=TERM)
+    node.tick()
+    assert node.journal.entries[-1].command == b"\0one"
     node.snapshot(snapshot(9, 5))
     assert done == [False]
 
 
 def test_a_command_may_be_proposed_while_a_snapshot_is_loaded(bench: Callable[..., Bench]) -> None:
-    node = bench()
+    node = led(bench)
     node.node._SyncObj__currentVersionFuncNames = {}  # as it is for a moment meanwhile
     node.raft.propose(b"one")
-    node.append(1, 0)
     node.tick()
-    assert [m["command"] for _, m in node.wire.sent if m["type"] == "apply_command"] == [b"\0one"]
+    assert node.journal.entries[-1].command == b"\0one"
 
 
-def test_commands_forwarded_to_a_former_leader_fail(bench: Callable[..., Bench]) -> None:
+def test_a_leader_takes_no_command_before_its_term_has_begun(bench: Callable[..., Bench]) -> None:
     node = bench(entries(2, 4))
-    node.append(2, 4)
+    node.lead(4)
     done: list[bool] = []
     propose(node, done)
     node.tick()
-    node.hear(
-        node.c, type="append_entries", term=TERM + 1, commit_index=1, prevLogIdx=2,
-        prevLogTerm=4, entries=[],
-    )  # fmt: skip
     assert done == [False]
-    assert node.node.leader_id() == node.c.id
+    assert node.terms == [0, 4, 4]
 
 
-def test_commands_forwarded_to_a_disconnected_leader_fail(
+def test_commands_of_a_former_leader_are_not_kept_for_the_next_one(
     bench: Callable[..., Bench],
 ) -> None:
-    node = bench(entries(2, 4))
-    node.append(2, 4)
+    node = led(bench)
+    node.node._SyncObj__raftState = 0  # it stepped down: it heard no majority
+    node.node._SyncObj__raftLeader = None
     done: list[bool] = []
     propose(node, done)
     node.tick()
-    assert done == []
-    node.node._SyncObj__onNodeDisconnected(node.b)
+    assert done == [False]
+    node.wire.sent.clear()
+    follow(node)
+    node.tick()
+    assert all(message["type"] != "apply_command" for _, message in node.wire.sent)
+    assert node.terms == [0, 4, 4]
+
+
+def test_commands_of_a_follower_are_not_forwarded(bench: Callable[..., Bench]) -> None:
+    node = bench(entries(2, 4))
+    follow(node)
+    done: list[bool] = []
+    propose(node, done)
     node.tick()
     assert done == [False]
+    assert all(message["type"] != "apply_command" for _, message in node.wire.sent)
+
+
+def test_forwarded_commands_are_refused(bench: Callable[..., Bench]) -> None:
+    node = led(bench)
+    with pytest.raises(LookupError):
+        node.hear(node.b, type="apply_command", command=b"\0one", request_id=1)
+    node.tick()
+    assert node.terms == [0, 4, 4]
 
 
 def test_a_snapshot_that_cannot_be_restored_stops_the_node(

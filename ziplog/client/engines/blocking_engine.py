@@ -418,9 +418,8 @@ class BlockingEngine:
             self.engine.cancel(number)
 
     def _fail_all(self) -> None:
-        with contextlib.suppress(
-            IndexError
-        ):  # Two threads may end a closed client's calls at once.
+        # Two threads may end a closed client's calls at once.
+        with contextlib.suppress(IndexError):
             while True:
                 number, _, future = self._incoming.popleft()
                 if future is not None:

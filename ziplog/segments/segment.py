@@ -333,7 +333,9 @@ class Segment:
         before = self.block_last(block - 1) if block else self.base - 1
         is_torn = block == 0 and self.is_torn_before
         entries = walk(data, self.salt)
-        return _positions(entries, fseq, before, self.block_last(block), is_torn)
+        # Entries after a lost end show the gap, but perhaps they are not written yet.
+        lost = self.holes[-1] if self.holes else (0, 0)
+        return _positions(entries, fseq, before, self.block_last(block), is_torn, lost)
 
     def read_from(self, directory: Path, fseq: int) -> tuple[bytes, list[DecodedHeader]]:
         """Return the bytes of the block of entry `fseq`, and its entries from there on.
@@ -428,13 +430,19 @@ def _read_range(fd: int, start: int, stop: int) -> bytes:
 
 
 def _positions(
-    entries: Iterable[DecodedHeader], fseq: int, before: int, last: int, is_torn: bool
+    entries: Iterable[DecodedHeader],
+    fseq: int,
+    before: int,
+    last: int,
+    is_torn: bool,
+    lost: tuple[int, int],
 ) -> Iterator[DecodedHeader]:
     """Yield the entries with positions, and for each damage the positions that it may have held.
 
     Entries are numbered from `fseq` + 1 on. A missing entry makes a hole: the positions between its
     neighbours. `before` is the position before the first entry, `last` is the end, and `is_torn`
-    means that there is a hole before the first entry.
+    means that there is a hole before the first entry. `lost` are the last entries that are known to
+    be missing: there is a hole after the entries if it begins there.
     """
     is_damaged = False
     for found in entries:
@@ -450,6 +458,7 @@ def _positions(
         is_torn = is_damaged = False
         before = found.last
         yield found
+    is_torn = is_torn or lost[0] <= fseq + 1 <= lost[1]
     if (is_torn or is_damaged) and before < last:
         yield _damage(before + 1, last)
 

@@ -106,6 +106,28 @@ def test_any_flipped_bit_is_noticed(opened: Opened) -> None:
         store.close()
 
 
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_lost_end_is_unknown_before_and_after_the_next_flush(
+    opened: Opened, is_flushed: bool
+) -> None:
+    path, entries = write_five(opened)
+    data = path.read_bytes()
+    salt = data[:4]
+    store = reopen(copy_with(path, "lost", data[: data.rindex(salt)]))
+    assert store.damage == [(4, 4)]
+    store.append(place(5, [30], b"five"))
+    if is_flushed:
+        assert store.flush()
+    for gsn in (24, 25, 29):
+        with pytest.raises(UnreadableError):
+            store.find(gsn)
+        with pytest.raises(UnreadableError):
+            store.scan(gsn, HUGE)
+    assert store.scan(1, HUGE) == [entries[0], entries[1], entries[3]]
+    assert store.find(30) == place(5, [30], b"five")
+    assert store.close()
+
+
 def test_scan_goes_up_to_the_damage_and_on_behind_it(opened: Opened) -> None:
     path, entries = write_five(opened)
     data = bytearray(path.read_bytes())

@@ -167,7 +167,7 @@ def remove_void(directory: Path, segments: list[Segment]) -> list[Segment]:
 def _cut(directory: Path, segment: Segment, limit: int) -> bool:
     """Cut entry `limit` and all after it from a file; False if no useful entry is left."""
     path = directory / segment.name
-    data = path.read_bytes()
+    data = read_file(path)
     size = 0
     for found in walk(data, segment.salt):
         if found.kind != DAMAGED and found.fseq >= limit:

@@ -11,7 +11,7 @@ import pytest
 
 from shard.archive.block_builder import BlockBuilder
 from tests.unit.shard.archive.logs import fill, log, open_store
-from tests.unit.shard.logs import apply, reopen
+from tests.unit.shard.logs import Oracle, apply, reopen
 from tests.unit.shard.test_segment_rewrite import SMALL, check_whole, grown, mend, unknown
 from ziplog.segments import segment
 
@@ -106,6 +106,23 @@ def test_newest_segment_is_not_cut_where_a_disk_cannot_read_it(
     with pytest.raises(OSError, match="Input/output error; move the server's directory away"):
         reopen(directory, segment_bytes=SMALL)
     assert path.stat().st_size == size
+
+
+def test_log_is_cut_in_a_segment_that_a_disk_cannot_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "segments"
+    store, oracle = reopen(directory), Oracle()
+    for _ in range(20):
+        apply(store, oracle, ("place", 0, [1], 60))
+    assert store.flush()
+    BadSector(max(directory.glob("*.seg")), 2, monkeypatch)
+    apply(store, oracle, ("truncate", 2))
+    assert store.last_fseq == 18
+    lost = unknown(store, oracle)
+    assert 0 < len(lost) < 5
+    assert store.close()
+    assert unknown(reopen(directory), oracle) == lost
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -175,7 +175,8 @@ def _cut(directory: Path, segment: Segment, limit: int) -> bool:
         size = size if found.kind == DAMAGED else found.stop
     if not size and not segment.is_first:
         return False
-    delete_block_files(directory, [segment])
+    with suppress(FullError):  # A block file of a longer segment does not count.
+        delete_block_files(directory, [segment])
     # The old index no longer matches. If a crash undoes the cut, the next start repeats it.
     os.truncate(path, size)
     segment.rebuild(data[:size], limit - 1)

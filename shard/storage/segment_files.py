@@ -81,7 +81,8 @@ def _load_last(directory: Path, segment: Segment) -> None:
         # What cannot be read may have been flushed, so it is not cut off as a torn write.
         advice = "move the server's directory away, and it copies the log from the others"
         raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
-    segment.rebuild(data, read_flushed(directory, segment))
+    flushed = read_flushed(directory, segment)
+    segment.rebuild(data, flushed)
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if segment.size < len(data):
@@ -93,10 +94,24 @@ def _load_last(directory: Path, segment: Segment) -> None:
                 last_gsn=segment.last,
             )
         # The entries of the former process count as stored from now on.
+        if flushed < segment.last_fseq:
+            _write_again(fd, data, segment, flushed + 1)
         os.fsync(fd)
     finally:
         os.close(fd)
     sync_directory(directory)
+
+
+def _write_again(fd: int, data: bytes, segment: Segment, fseq: int) -> None:
+    """Write a segment's block with entry `fseq`, and all after it, in their place.
+
+    The sync of the former process may have failed. Then the system has pages that are not on the
+    disk, and counts them as written: a further sync would not write them.
+    """
+    start = segment.block_start(fseq)
+    rest = memoryview(data)[: segment.size]
+    while start < segment.size:
+        start += os.pwrite(fd, rest[start:], start)
 
 
 # --- cutting ---------------------------------------------------------------------------------

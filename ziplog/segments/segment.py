@@ -283,6 +283,11 @@ class Segment:
         """Return the number of the block that would hold `gsn`."""
         return bisect_left(self.lasts, gsn)
 
+    def block_start(self, fseq: int) -> int:
+        """Return the offset of the block with entry `fseq`."""
+        block = bisect_left(self.fseqs, fseq)
+        return self.ends[block - 1] if block else 0
+
     def block_last(self, block: int) -> int:
         """Return the last gsn up to the end of a block."""
         return self.lasts[block] if block < len(self.lasts) else self.last

@@ -525,8 +525,11 @@ class SegmentStore(SegmentReader):
                 continue
             if len({begun for begun, _ in read}) == 1:  # they are of one table
                 return parts[0].fseq, [table for _, tables in read for table in tables]
-        if fault is not None and self.first_fseq > 1:
-            raise fault
+        if self.first_fseq > 1:
+            if fault is None and any(segment.has_lost_table for segment in self._segments):
+                fault = UnreadableError(f"a session table in {self._directory} may be damaged")
+            if fault is not None:
+                raise fault
         return 0, []
 
     def _read_part(self, part: _Part) -> tuple[int, list[SessionTable]]:

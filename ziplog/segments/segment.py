@@ -67,6 +67,7 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     holes: list[tuple[int, int]]
     #: For each table, its `part_code`; empty: all are whole.
     parts: list[int] = []
+    has_lost_table: bool = False
 
 
 class Segment:
@@ -118,6 +119,8 @@ class Segment:
         self.is_torn = False
         #: The segment before `is_torn`: positions before the first one here are unknown.
         self.is_torn_before = False
+        #: A damaged part of the file may have been a session table.
+        self.has_lost_table = False
 
     @property
     def index_name(self) -> str:
@@ -187,7 +190,7 @@ class Segment:
             list(self.ends), list(self.lasts), list(self.records),
             self.last, self.last_record, self.last_fseq, self.mark, self.is_torn,
             list(self.fseqs), self.views, [table[:3] for table in self.tables], self.holes,
-            [part for *_, part in self.tables],
+            [part for *_, part in self.tables], self.has_lost_table,
         )  # fmt: skip
         body = msgspec.msgpack.encode(index)
         return crc32c(body).to_bytes(4, "little") + body
@@ -210,7 +213,7 @@ class Segment:
         self.views, self.holes = index.views, index.holes
         parts = index.parts or repeat(0)
         self.tables = [(*table, part) for table, part in zip(index.tables, parts, strict=False)]
-        self.is_torn = index.is_torn
+        self.is_torn, self.has_lost_table = index.is_torn, index.has_lost_table
         return True
 
     def rebuild(self, data: bytes, flushed: int) -> None:
@@ -230,6 +233,7 @@ class Segment:
                 self.size = found.start - HEADER_BYTES
                 self._index_entry(found)
             self.size = found.stop
+            self.has_lost_table |= not found.is_whole and not found.is_numbered
             if found.kind == DAMAGED:
                 continue
             if found.kind < EXPIRE:

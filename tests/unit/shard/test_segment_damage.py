@@ -245,3 +245,28 @@ def test_a_payload_cannot_pass_for_an_entry(opened: Opened) -> None:
         with pytest.raises(UnreadableError):
             again.find(gsn)
     assert again.find(30) == place(2, [30], b"end")
+
+
+@pytest.mark.parametrize("place_of_damage", [10, 50], ids=["header", "body"])
+def test_damaged_table_of_the_newest_segment_is_noticed(
+    opened: Opened, place_of_damage: int
+) -> None:
+    """Without it, the sessions before the kept log are unknown: copies would be accepted again."""
+    store, oracle = opened(segment_bytes=1_000), Oracle()
+    while store.segment_count < 3:
+        apply(store, oracle, ("place", 0, [1], 90))
+    apply(store, oracle, ("table", 3))
+    apply(store, oracle, ("mark", oracle.last_fseq))
+    apply(store, oracle, ("place", 0, [1], 90))
+    assert store.flush()
+    store.trim(oracle.last_gsn)
+    assert store.close()
+    assert store.first_fseq > 1
+    (start, *_), *_ = store._active.tables
+    path = max(store._directory.glob("*.seg"))
+    data = bytearray(path.read_bytes())
+    data[start + place_of_damage] ^= 1
+    path.write_bytes(data)
+    again = opened(segment_bytes=1_000)
+    with pytest.raises(UnreadableError):
+        again.last_table()

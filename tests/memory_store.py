@@ -77,6 +77,9 @@ class MemoryStore:
         in_log = self.first_fseq <= fseq <= self.last_fseq
         return self.log[fseq - self.first_fseq].view if in_log else 0
 
+    def views_at(self, fseq: int) -> tuple[int, int]:
+        return self.view_at(fseq), self.view_at(fseq)
+
     def last_of(self, view: int) -> int:
         return max((entry.fseq for entry in self.log if entry.view <= view), default=0)
 

@@ -315,7 +315,8 @@ def serve(state: ReplicaState, route: bytes, request: Fetch) -> UnreadableError 
 def _common(state: ReplicaState, after: int, view: int) -> int:
     """Return the last entry up to which a log that ends with this entry may be kept."""
     store = state.store
-    if after < store.first_fseq or (after <= store.last_fseq and store.view_at(after) == view):
+    low, high = store.views_at(after)
+    if after < store.first_fseq or (after <= store.last_fseq and low <= view <= high):
         return after
     return min(after - 1, store.last_of(view))
 

@@ -203,6 +203,10 @@ class SegmentReader:
         """Return the view of an entry; 0 if it is not kept."""
         return self._segment_with(fseq).view_at(fseq) if fseq >= self.first_fseq else 0
 
+    def views_at(self, fseq: int) -> tuple[int, int]:
+        """Return the lowest and the highest view that an entry can have; 0, 0 if it is not kept."""
+        return self._segment_with(fseq).views_at(fseq) if fseq >= self.first_fseq else (0, 0)
+
     def last_of(self, view: int) -> int:
         """Return the last entry with a view of at most `view`; 0 if none is kept."""
         return next((last for s in reversed(self._segments) if (last := s.last_of(view))), 0)

@@ -86,6 +86,10 @@ class Store(Protocol):
         """Return the view of an entry; 0 if it is not kept."""
         ...
 
+    def views_at(self, fseq: int) -> tuple[int, int]:
+        """Return the lowest and the highest view that an entry can have; 0, 0 if it is not kept."""
+        ...
+
     def last_of(self, view: int) -> int:
         """Return the last entry with a view of at most `view`; 0 if none is kept."""
         ...

@@ -239,7 +239,7 @@ class Segment:
             if found.kind < EXPIRE:
                 placed = found.fseq
             if found.is_whole:
-                self._index_body(data, found)
+                self._index_body(data, found, good + 1)
                 good = self._note_gap(good, found.fseq) if found.is_numbered else good
         if good < flushed:
             self._note_gap(good, flushed + 1)
@@ -264,8 +264,12 @@ class Segment:
         size = found.stop - self.size
         self.add(found.fseq, [(size, found.first, found.last, record)])
 
-    def _index_body(self, data: bytes, found: DecodedHeader) -> None:
-        """Index the facts that only the body of an entry has."""
+    def _index_body(self, data: bytes, found: DecodedHeader, after_good: int) -> None:
+        """Index the facts that only the body of an entry has.
+
+        `after_good`: the number after the last good entry. The views of damaged entries in between
+        are unknown: they count for the view of this one (see `views_at`).
+        """
         if found.kind == MARK:
             mark = decode(data, found, self.name).decision
             self.mark = mark if isinstance(mark, WatermarkRecord) else self.mark
@@ -273,7 +277,7 @@ class Segment:
             start = found.start - HEADER_BYTES
             self.tables.append((start, found.stop - start, found.fseq, found.first))
         else:
-            self.add_view(view_of(data, found), found.fseq)
+            self.add_view(view_of(data, found), after_good)
 
     def _note_gap(self, good: int, fseq: int) -> int:
         """Add the gap between the last good entry and `fseq` to `holes`; return `fseq`."""
@@ -304,6 +308,18 @@ class Segment:
         """Return the view of an entry; 0 if it is not in this segment."""
         index = bisect_right(self.views, fseq, key=lambda pair: pair[1])
         return self.views[index - 1][0] if index and fseq <= self.last_fseq else 0
+
+    def views_at(self, fseq: int) -> tuple[int, int]:
+        """Return the lowest and the highest view that an entry can have; 0: any lower one.
+
+        They differ for damaged entries where a view begins.
+        """
+        view = self.view_at(fseq)
+        for index, (known, start) in enumerate(self.views):
+            is_unsure = any(first == start and fseq <= last for first, last in self.holes)
+            if known == view and is_unsure:
+                return (self.views[index - 1][0] if index else 0), view
+        return view, view
 
     def last_of(self, view: int) -> int:
         """Return the last entry here with a view of at most `view`; 0 if there is none."""

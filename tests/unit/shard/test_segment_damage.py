@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shard.recovery.log_comparison import digest_of, may_be_same
 from tests.unit.shard.logs import (
     HUGE,
     Oracle,
@@ -19,6 +20,7 @@ from tests.unit.shard.logs import (
     span,
     walk,
 )
+from ziplog.core.entries import Place
 from ziplog.segments.entry import Entry, UnreadableError
 
 if TYPE_CHECKING:
@@ -270,3 +272,30 @@ def test_damaged_table_of_the_newest_segment_is_noticed(
     again = opened(segment_bytes=1_000)
     with pytest.raises(UnreadableError):
         again.last_table()
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_damaged_entry_does_not_move_the_start_of_a_view(opened: Opened, number: int) -> None:
+    """Servers compare logs by view: a moved start makes equal logs differ."""
+    store, oracle = opened(), Oracle()
+    for fseq in range(1, 11):
+        if fseq == 6:
+            apply(store, oracle, ("view",))
+        apply(store, oracle, ("place", 0, [1], 60))
+    assert store.close()
+    (path,) = store._directory.glob("*.seg")
+    decision = oracle.entries[number - 1].decision
+    assert isinstance(decision, Place)
+    assert decision.body is not None
+    data = path.read_bytes()
+    whole = reopen(copy_with(path, "whole-copy", data))
+    changed = data.replace(decision.body, bytes(len(decision.body)))
+    again = reopen(copy_with(path, "damaged", changed))
+    assert again.damage == [(number, number)]
+    assert may_be_same(digest_of(again), digest_of(whole))
+    low, high = again.views_at(number)
+    assert low <= oracle.entries[number - 1].view <= high
+    others = [fseq for fseq in range(1, 11) if fseq != number]
+    assert all(again.view_at(fseq) == whole.view_at(fseq) for fseq in others)
+    assert again.close()
+    assert whole.close()

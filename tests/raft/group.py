@@ -76,6 +76,7 @@ class Group:
         #: The last report of each node, by kind.
         self.said: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in self.nodes}
         self._is_loaded = False
+        self._paused: set[str] = set()
         self._under_way: dict[str, dict[int, float]] = {name: {} for name in self.nodes}
         self._again: deque[int] = deque()
         self._next = 0
@@ -103,6 +104,7 @@ class Group:
     def kill(self, name: str) -> None:
         """Kill a node like a power cut, except that the kernel still writes its data."""
         running = self.running.pop(name)
+        self._paused.discard(name)
         running.process.kill()
         running.process.join()
         self._drain(name, running.pipe)
@@ -111,10 +113,12 @@ class Group:
         self._under_way[name].clear()
 
     def pause(self, name: str) -> None:
+        self._paused.add(name)
         self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
         self._signal(name, signal.SIGCONT)
+        self._paused.discard(name)
 
     def wipe(self, name: str) -> None:
         """Delete a killed node's directory."""
@@ -188,7 +192,7 @@ class Group:
         for number, since in list(under_way.items()):
             if now > since + PATIENCE_S:  # its fate is unknown; the ledger takes it once
                 under_way[number] = now
-                self._tell_all(number)
+                self._tell_all(number, name)
         while len(under_way) < self.window and (self._again or self._is_loaded):
             if self._again:
                 number = self._again.popleft()
@@ -196,12 +200,16 @@ class Group:
                 self._next += 1
                 number = self._next
             under_way[number] = now
-            self._tell_all(number)
+            self._tell_all(number, name)
 
-    def _tell_all(self, number: int) -> None:
-        """Let the leader propose a command; the others drop it."""
+    def _tell_all(self, number: int, first: str) -> None:
+        """Let the leader propose a command; the others drop it.
+
+        A paused node reads nothing, so it gets only those that it is the first to get.
+        """
         for name in self.running:
-            self.tell(name, "propose", number, self.command_size)
+            if name == first or name not in self._paused:
+                self.tell(name, "propose", number, self.command_size)
 
     def tell(self, name: str, *order: Any) -> None:
         with contextlib.suppress(OSError):  # it was killed

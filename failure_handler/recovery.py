@@ -158,7 +158,10 @@ class Recovery:
         if known is not None and not (known.is_finished or self._joined or has_started):
             self._announce_decision(known, now)
         if known is None or (known.is_finished and not known.is_under_way):
-            self._check_suspicions(known, placement, now)
+            if known is not None and known.decision is not None and _is_older(placement, known):
+                self._join(known, placement, now)
+            else:
+                self._check_suspicions(known, placement, now)
         elif known.is_under_way:
             self._continue_attempt(known, placement, now)
         else:
@@ -535,6 +538,11 @@ class Recovery:
         assert self._removed is None or self._removed.recovery == self._recovery
         assert self._frozen is None or self._frozen.recovery == self._recovery
         assert not self._is_reinserted or self._joined
+
+
+def _is_older(placement: Placement, known: Recovered) -> bool:
+    """Whether the service awaits a view that began: it was rebuilt from before `Finish`."""
+    return placement.state == "recovering" and placement.view < known.view
 
 
 def _is_misjudged(attempt: Attempt, report: Suspect) -> bool:

@@ -342,3 +342,16 @@ def test_a_new_leader_announces_no_view_that_has_started() -> None:
     world.elect("fh-1")
     world.until_live(view=3)
     assert {message.view for message in world.messages(ViewDecided)} == {3}
+
+
+def test_a_view_that_a_rebuilt_service_awaits_is_reported_again() -> None:
+    """The service was rebuilt from before `Finish`, which was committed only then."""
+    world = World(config(f=0, handlers=3)).live()
+    world.kill(world.server(0, 0))
+    reach(world, "joined")
+    del world.handlers[world.leader]
+    world.leader = ""
+    world.run(300 * MS)
+    world.commit(Finish(0, 2).encode())
+    world.elect("fh-1")
+    world.until_live(view=2)

@@ -4,8 +4,8 @@ A lease begins as the membership service announced, by this server's own monoton
 to the end of the lease before (`begin_of`). Its epochs follow at their nominal length. Without a
 next lease, the clock stays in the last epoch. Time determines only which positions are used next,
 never which shard owns them. So clocks that differ cost latency and no-ops, but not safety (D39).
-Invariant: the leases held form one digest chain (D30). It begins with the first lease after the
-trim point, or the first one needed.
+Invariants: the leases held form one digest chain (D30). It begins with the first lease after the
+trim point, or the first one needed. It has the lease in force.
 
 See docs/protocol.md, section 3.
 """
@@ -100,7 +100,8 @@ class EpochClock:
 
         The last one begins earlier by `head_start`. Leases between those held and the last one are
         over when the last one begins. Leases before one that begins at `skip_to` or earlier may be
-        missing: they were trimmed, or are more than a server keeps.
+        missing: they were trimmed, or are more than a server keeps. If the lease in force is one of
+        them, the last one begins at once.
 
         Raises:
             LeaseConflictError: a lease contradicts one that is held.
@@ -113,6 +114,8 @@ class EpochClock:
         if news:
             self._head_start = head_start
             begins -= head_start
+            if self.lease is not None and self.lease.base < self.recent[0].first.base:
+                begins = min(begins, now)  # the positions after those in force are not known
             while self._upcoming and self._upcoming[-1][0] >= begins:
                 self._upcoming.pop()
             self._upcoming.append((begins, self.recent[-1].last))

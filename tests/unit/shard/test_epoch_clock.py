@@ -76,6 +76,23 @@ def test_old_leases_may_be_missing() -> None:
         clock.announce([run_of(replace(run.last, epoch_ms=11))], 3 * S, 3 * S, skip_to=2**62)
 
 
+def test_lease_in_force_is_one_of_those_held() -> None:
+    """If it is left out, the positions after it are not known, so the next lease begins at once."""
+    run = run_from(first_lease(1), 6)
+    clock = EpochClock(0)
+    clock.announce([run_of(run.first)], S, S)
+    assert clock.announce([run_of(run.last)], 9 * S, 2 * S, skip_to=run.last.base)
+    assert clock.lease == run.last
+    changed = EpochClock(0)
+    changed.announce([run_of(run.first)], S, S)
+    runs, lease = [], run.first
+    for number in range(KEPT_RUNS):
+        lease = lease.following(epoch_ms=20 + number)
+        runs.append(run_of(lease))
+    assert changed.announce(runs, 9 * S, 2 * S)
+    assert changed.lease == lease
+
+
 def test_gap_is_left_and_filled_by_a_run() -> None:
     first = first_lease(1)
     run = run_from(first, 6)

@@ -6,9 +6,10 @@ import pytest
 
 from tests.checkers import decided
 from tests.unit.shard.test_primary import PRIMARY, alone, primary_of, report, send
-from tests.world import CLUSTER, MS, calm_world, first_lease, grant, probe
+from tests.world import CLUSTER, MS, calm_world, first_lease, grant, insert, probe
 from ziplog import wire
 from ziplog.core.entries import Skip
+from ziplog.core.view import run_of
 
 
 def test_want_on_an_idle_shard_is_answered_when_stable() -> None:
@@ -49,6 +50,22 @@ def test_want_in_the_next_lease_waits_for_that_lease() -> None:
     grant(world, first.following(), 1)
     world.run(1 * MS)
     assert [e.decision for e in decided(world, PRIMARY)] == [Skip(1, wanted + 1)]
+
+
+def test_want_between_the_leases_held_ends_in_the_newest_one() -> None:
+    """A server that was away does not hold the leases between, so it places nothing there."""
+    first = first_lease(1, epoch_size=1 << 12)
+    world = calm_world(lease=first)
+    send(world, insert(1))
+    newest = first
+    for _ in range(5):
+        newest = newest.following()
+    cut = wire.LeaseAnnounced(CLUSTER, [run_of(newest)], 60_000, [], 0, is_cut=True)
+    world.send("mms-0", PRIMARY, cut, reply=True)
+    world.run(2 * MS)
+    send(world, wire.Want(CLUSTER, 0, 9, first.stop + 5))
+    send(world, insert(2))
+    assert primary_of(world)._state.stream.last_record == newest.base
 
 
 @pytest.mark.parametrize("beyond", [10, 2**61])

@@ -43,6 +43,9 @@ _WHOLE_NS_PER_MEMBER: Final = 1_000_000
 _KEPT_CHANGES: Final = 256
 #: Maximum size of the steps in one announcement; above it, whole leases are sent.
 _MAX_STEPS_BYTES: Final = 1024 * 1024
+#: What a group of servers gets, beside the placement of one shard: no placement, or the members'.
+_NOTHING: Final = -1
+_MEMBERS: Final = -2
 
 
 class _Start(NamedTuple):
@@ -151,22 +154,23 @@ class Announcements:
         last = self._state.last
         assert last is not None
         effects: list[Effect] = []
-        #: Servers by the start of their leases and the shard that is placed (-1: none).
+        #: Servers by the start of their leases, and by what is placed for them.
         groups: dict[tuple[_Start, int], list[Server]] = {}
         for server, message in self._heard(self._servers, now):
             if self._state.contradicts(message.lease, message.digest):
                 effects.append(self.announce(server, now))
                 continue
-            placed = -1
+            placed = _NOTHING
             if self._is_unplaced(server, message):
-                is_member = last.view_of(server.shard) is not None
-                placed = last.members[0].shard if is_member else server.shard
+                # A shard that leaves has an announcement of its own, which may have its limit.
+                is_alone = last.view_of(server.shard) is None or server.shard in self._state.retired
+                placed = server.shard if is_alone else _MEMBERS
                 self._record_placement(server, now)
             server.announced, server.announced_at = last.number, now
             start = self._start(message, message.lease, message.digest)
             groups.setdefault((start, placed), []).append(server)
         for (start, placed), group in groups.items():
-            placements = self._placements(group[0]) if placed >= 0 else []
+            placements = self._placements(group[0]) if placed != _NOTHING else []
             announcement = self._following(start, placements, now)
             announcement = self._with_limit(announcement, group[0])
             effects.append(Broadcast(tuple(server.route for server in group), announcement))

@@ -221,6 +221,22 @@ def test_a_leaving_shard_stays_in_the_leases_while_no_other_shard_takes_records(
     assert limit(world, 1)
 
 
+def test_the_limit_of_a_shard_is_announced_to_its_own_servers() -> None:
+    """Both shards are recovered at once, and the last lease still has the one that leaves."""
+    world = World(config(shards=2)).lead().run(5 * S)
+    change(world, 0, "remove")
+    world.run(5 * MS)
+    for shard in (1, 0):
+        world.send(Remove(CLUSTER, 9, shard, 1, 2), HANDLER)
+        world.run(5 * MS)
+    assert (members(world), limit(world, 0)) == ([0, 1], world.lease.stop)
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(2 * S)
+    assert world.service.state.trim == 1000
+    assert {one.limit for server in servers_of(world, 1) for one in server.announced} == {0}
+    assert {server.announced[-1].limit for server in servers_of(world, 0)} == {limit(world, 0)}
+
+
 def test_a_trim_waits_for_a_shard_that_left_until_all_it_owns_is_decided() -> None:
     world = left()
     for server in world.servers:

@@ -209,7 +209,7 @@ class Replica:
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wakeup, in ns."""
-        if not self._connected or self._readers.has_work:
+        if not self._connected or self._has_readers_behind:
             return self._now
         earliest = min(self._heartbeat.due, self._rates.silence_due)
         marks_due = self._marks.due
@@ -282,7 +282,12 @@ class Replica:
         """Pass stable entries to the readers; return whether a reader is behind."""
         if news:
             self._on_stable(news, now)
-        return self._readers.has_work
+        return self._has_readers_behind
+
+    @property
+    def _has_readers_behind(self) -> bool:
+        """Whether readers are to get more now: not from a server that may have missed a trim."""
+        return self._readers.has_work and not self._health.is_stale
 
     # --- readers ---
 
@@ -373,7 +378,7 @@ class Replica:
             self._deliver_stable(news, self._now)
         if state.has_early_streams:
             self._readers.send_early()
-        if self._readers.has_work:
+        if self._has_readers_behind:
             self._readers.catch_up()
         if state.damaged is not None:
             (gsn, why), state.damaged = state.damaged, None

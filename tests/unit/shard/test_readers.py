@@ -489,3 +489,32 @@ def test_subscriptions_are_contiguous_with_any_credit(data: st.DataObject) -> No
     world.run(100 * MS)
     for reader in readers:
         check_reader(world, reader)
+
+
+# --- a server that was paused ---
+
+
+def test_paused_server_sends_nothing_to_readers_that_are_behind_before_it_hears_a_peer() -> None:
+    """It may have missed a trim that did not wait for it (docs/protocol.md, sections 8 and 11)."""
+    world = calm_world()
+    put(world, insert(1), insert(2))
+    node, now = replica(world), world.now
+    opening = wire.Subscribe(CLUSTER, 0, 1, b"c" * 16, 1, 1, 1000)
+    node.step(Received(b"c", opening), now)
+    resumed = now + 6 * S
+    delivers = [
+        effect
+        for at in (resumed, resumed + 300 * MS)
+        for effect in node.step(BatchEnd(), at)
+        if isinstance(effect, Send) and isinstance(effect.message, wire.Deliver)
+    ]
+    assert delivers == []
+    beat = wire.Beat(CLUSTER, 0, 1, 1, 7, "up", 1000, "", 2, 2)
+    node.step(Received(BACKUP.encode(), beat), resumed + 300 * MS)
+    effects = node.step(BatchEnd(), resumed + 300 * MS)
+    assert [
+        e.message.frontier
+        for e in effects
+        if isinstance(e, Send)
+        if isinstance(e.message, wire.Deliver)
+    ] == [3]

@@ -291,7 +291,9 @@ class PlayerProgram(StepProgram):
             f"silence: {process.name} begins a step {(now - since) // MS} ms after the"
             " membership service was heard"
         )
-        stop = effect.batch.stop if isinstance(effect, Deliver) else 0
+        # Without records, a step finishes what the target collects.
+        is_new = isinstance(effect, Deliver) and effect.batch.start < effect.batch.stop
+        stop = effect.batch.stop if is_new else 0
         self._outside.oracle.began(_task_of(effect), f"{process.name}:{process.starts}", stop, now)
         super()._begin(effect)
 

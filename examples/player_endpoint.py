@@ -52,6 +52,8 @@ def open_task(database: sqlite3.Connection, fields: dict[str, Any]) -> int:
     if fields["term"] < term:
         raise RefusedError(409, f"term {term} is stored")
     if fields["seek"] > seek:
+        if not fields["fresh"]:
+            raise RefusedError(404, f"the position of {task} is older than the last seek")
         position = fields["position"]
     new = (task, cursor, fields["term"], max(seek, fields["seek"]), position)
     database.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?, ?)", new)

@@ -100,8 +100,9 @@ class FilesTarget:
         Raises:
             Retry: the file system refuses it now.
             Fenced: a later term is there.
-            ConfigError: the directory is another task's, is empty although the cursor moved, or has
-                records from a sought position on; or the file system has no hard links.
+            ConfigError: the directory is another task's, is empty or older than the last seek
+                although the cursor moved, or has records from a sought position on; or the file
+                system has no hard links.
 
         """
         self._drop_stage()
@@ -126,6 +127,8 @@ class FilesTarget:
         self._finished = max(identity.position, last + 1)
         last = max(last, self._finish(self._stages()))
         if task.seek > identity.seek:
+            where = str(self._part)
+            stored_positions.check_has_seek(where, identity.seek, self._finished, task)
             if last >= task.position:
                 raise _rewind_error(self._part, last, task)
             self._store(seek=task.seek, position=task.position)

@@ -100,9 +100,9 @@ class HttpTarget:
         answer = self._request("PUT", query, body, task)
         if answer.status == http.client.NOT_FOUND and task.has_moved:
             problem = (
-                f"the endpoint has no position of {task.cursor}, whose cursor has moved to"
-                f" {task.position}. To send everything: `ziplog cursor seek {task.cursor} genesis`;"
-                " to go on from a position, seek there"
+                f"the endpoint has no position of {task.cursor} since its last seek, and the cursor"
+                f" has moved to {task.position}. To send everything: `ziplog cursor seek"
+                f" {task.cursor} genesis`; to go on from a position, seek there"
             )
             raise ConfigError("position", None, "present", message=problem)
         if answer.status == http.client.CONFLICT:

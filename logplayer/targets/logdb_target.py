@@ -278,6 +278,7 @@ def _fence(transaction: logdb.Transaction, task: Task) -> int:
         is_sought = task.seek > stored.seek
         seek, position = max(task.seek, stored.seek), stored.position
         if is_sought:
+            _check_has_seek(stored, task)
             position = task.position
     value = PositionValue(
         cluster_id(task.cluster), task.birth, task.partitions, task.term, seek, position
@@ -302,6 +303,13 @@ def _check_is_same_cursor(stored: PositionValue, task: Task) -> None:
             "the database", stored.cluster, stored.birth, stored.partitions, task,
             f"Use another database or target name, or delete the key {_key(task)!r}",
         )  # fmt: skip
+    except ConfigError as error:
+        raise _Refused(error) from None
+
+
+def _check_has_seek(stored: PositionValue, task: Task) -> None:
+    try:
+        stored_positions.check_has_seek("the database", stored.seek, stored.position, task)
     except ConfigError as error:
         raise _Refused(error) from None
 

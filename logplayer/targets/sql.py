@@ -166,7 +166,8 @@ class SqlTarget:
         Raises:
             Retry: the database cannot be reached, or another transaction has locked the row.
             Fenced: a later term is stored.
-            ConfigError: the row is another cursor's, or is absent although the cursor moved.
+            ConfigError: the row is another cursor's, or is absent or older than the last seek
+                although the cursor moved.
 
         """
         if self._connection is None:
@@ -339,7 +340,9 @@ class SqlTarget:
     def _fence(self, cursor: Cursor, task: Task) -> Opened:
         key = (task.player, task.target, task.partition)
         owner = (task.partitions, task.cluster, task.birth, task.term)
-        fence = (task.seek, task.position, task.term, task.seek, *key, *owner)
+        # A cursor that has moved since its last seek is not where that seek led.
+        least_seek = task.seek if task.has_moved else 0
+        fence = (task.seek, task.position, task.term, task.seek, *key, *owner, least_seek)
         self._execute(cursor, tables.FENCE, fence)
         row = self._stored(cursor, task)
         if row is None:
@@ -353,6 +356,7 @@ class SqlTarget:
         )  # fmt: skip
         if row.term > task.term:
             raise Fenced(f"the database has the later term {row.term}, not {task.term}")
+        stored_positions.check_has_seek("the database", row.seek, row.position, task)
         return Opened(row.position)
 
     def _stored(self, cursor: Cursor, task: Task) -> PositionRow | None:

@@ -45,6 +45,31 @@ def check_is_same_cursor(
     raise ConfigError("position", birth, "this cursor's", message=f"{problem}. {hint}")
 
 
+def check_has_seek(where: str, seek: int, position: int, task: Task) -> None:
+    """Check that a stored position is no older than the last seek of a cursor that moved since.
+
+    The sought position is not known any more, and the cursor's would skip records.
+
+    Args:
+        where: what stores it: "the database".
+        seek: the number of seeks that it knows.
+        position: the stored position.
+        task: the task.
+
+    Raises:
+        ConfigError: it is older.
+
+    """
+    if seek >= task.seek or not task.has_moved:
+        return
+    problem = (
+        f"{where} has the position {position} of {task.cursor} from before the last seek, but the"
+        f" cursor has moved to {task.position} since: an older state was put back. To go on from"
+        f" there: `ziplog cursor seek {task.cursor} {position}`, or another position"
+    )
+    raise ConfigError("position", position, "that of the last seek", message=problem)
+
+
 def partitions_error(where: str, stored: int, task: Task) -> ConfigError:
     """Return the error of a target that has another number of partitions where it is stored."""
     problem = (

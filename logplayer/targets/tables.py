@@ -34,10 +34,10 @@ INSERT_RECORD: Final = (
 FENCE: Final = (
     "UPDATE ziplog_position SET position = CASE WHEN seek < ? THEN ? ELSE position END,"
     " term = ?, seek = ? WHERE player = ? AND target = ? AND part = ?"
-    " AND parts = ? AND cluster = ? AND birth = ? AND term <= ?"
+    " AND parts = ? AND cluster = ? AND birth = ? AND term <= ? AND seek >= ?"
 )
 STORED: Final = (
-    "SELECT parts, cluster, birth, term, position FROM ziplog_position"
+    "SELECT parts, cluster, birth, term, seek, position FROM ziplog_position"
     " WHERE player = ? AND target = ? AND part = ?"
 )
 OTHER_PARTS: Final = (
@@ -69,4 +69,5 @@ class PositionRow(NamedTuple):
     cluster: int
     birth: int
     term: int
+    seek: int
     position: int

@@ -114,6 +114,15 @@ def test_absent_position_and_other_cursors_are_refused(lossy: Targets) -> None:
     assert target.open(task(4, position=5, seek=1)) == Opened(5)
 
 
+def test_older_state_from_before_a_seek_fails_the_task_until_a_seek(lossy: Targets) -> None:
+    target = lossy()
+    target.open(task(1))
+    target.deliver(batch(task(1), 1, 4))
+    with pytest.raises(ConfigError, match=r"since its last seek.* moved to 15"):
+        target.open(task(3, position=15, seek=1, has_moved=True))
+    assert target.open(task(4, position=4, seek=2)) == Opened(4)
+
+
 def test_rejected_record_changes_nothing(endpoint: Endpoint, lossy: Targets) -> None:
     target = lossy()
     target.open(task(1))

@@ -44,6 +44,9 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
             f"{_TARGETS}_sql": "older_state_of_the_database_is_played_on_from_there",
             f"{_UNIT}/test_task": "a_target_below_the_trim_point_fails_the_task",
         },
+        "an older backup, from before the last seek, takes over": {
+            f"{_TARGETS}_sql": "older_state_from_before_a_seek_fails_the_task_until_a_seek",
+        },
         "the row or the database is gone": {
             f"{_TARGETS}_sql": "emptied_database_fails_the_task_until_a_seek",
         },
@@ -133,7 +136,8 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
                 "a_late_open_makes_an_emptied_directory_begin_at_the_start",
         },
         "an older copy of the directory is put back": {
-            f"{_TARGETS}_files_target": "older_copy_of_the_directory_is_played_on_from_there",
+            f"{_TARGETS}_files_target": "older_copy_of_the_directory_is_played_on_from_there"
+            " older_state_from_before_a_seek_fails_the_task_until_a_seek",
         },
         "the file system is full, or gone": {
             f"{_TARGETS}_files_target": "file_system_that_is_full_or_gone_is_retried",
@@ -156,6 +160,10 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
         "the database is empty, or another one": {
             f"{_TARGETS}_logdb_target": "emptied_database_fails_the_task_until_a_seek"
             " position_of_another_cursor_is_refused",
+        },
+        "an older database, from before the last seek, is put back": {
+            f"{_TARGETS}_logdb_target":
+                "older_state_from_before_a_seek_fails_the_task_until_a_seek",
         },
         "the database is on the log that the player reads": {
             f"{_TARGETS}_logdb_target": "log_of_the_player_is_refused_without_a_map",

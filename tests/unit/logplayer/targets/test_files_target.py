@@ -441,6 +441,17 @@ def test_seek_forward_counts_once(tmp_path: Path) -> None:
     assert stored(tmp_path) == [1, 2, 3, 13]
 
 
+def test_older_state_from_before_a_seek_fails_the_task_until_a_seek(tmp_path: Path) -> None:
+    """The cursor was sought to 8, and moved to 15; then a copy from before that came back."""
+    target, of = opened(tmp_path)
+    target.deliver(batch(of, 1, 4))
+    for term in (3, 4):
+        with pytest.raises(ConfigError, match=r"position 4 .*from before the last seek.* 15"):
+            files(tmp_path).open(task(term, position=15, seek=1, has_moved=True))
+    assert files(tmp_path).open(task(5, position=4, seek=2)) == Opened(4)
+    assert files(tmp_path).open(task(6, position=15, seek=2, has_moved=True)) == Opened(4)
+
+
 def test_seek_back_over_positions_without_records_counts(tmp_path: Path) -> None:
     target, of = opened(tmp_path)
     target.deliver(batch(of, 1, 10, []))

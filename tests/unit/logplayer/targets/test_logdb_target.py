@@ -313,6 +313,16 @@ def test_seek_counts_once(database: FakeDatabase) -> None:
     assert made(database).open(task(4, position=3, seek=1)) == Opened(6)
 
 
+def test_older_state_from_before_a_seek_fails_the_task_until_a_seek(database: FakeDatabase) -> None:
+    """The cursor was sought to 8, and moved to 15; then a backup from before that came back."""
+    target, of = opened(database)
+    target.deliver(batch(of, 1, 4))
+    with pytest.raises(ConfigError, match=r"position 4 .*from before the last seek.* 15"):
+        made(database).open(task(3, position=15, seek=1, has_moved=True))
+    assert made(database).open(task(4, position=4, seek=2)) == Opened(4)
+    assert made(database).open(task(5, position=15, seek=2, has_moved=True)) == Opened(4)
+
+
 def test_log_of_the_player_is_refused_without_a_map(database: FakeDatabase) -> None:
     database.cluster = 7
     with pytest.raises(ConfigError, match="is on the log that the player reads"):

@@ -230,6 +230,17 @@ def test_position_of_a_seek_counts_once(database: Database) -> None:
     assert database.gsns() == [1, 2, 3, 5]
 
 
+def test_older_state_from_before_a_seek_fails_the_task_until_a_seek(database: Database) -> None:
+    """The cursor was sought to 8, and moved to 15; then a backup from before that came back."""
+    target, of = opened(database)
+    target.deliver(batch(of, 1, 4))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"position 4 .*from before the last seek.* 15"):
+            database.target().open(task(3, position=15, seek=1, has_moved=True))
+    assert database.target().open(task(4, position=4, seek=2)) == Opened(4)
+    assert database.target().open(task(5, position=15, seek=2, has_moved=True)) == Opened(4)
+
+
 def test_older_state_of_the_database_is_played_on_from_there(database: Database) -> None:
     target, of = opened(database)
     target.deliver(batch(of, 1, 4))

@@ -3,6 +3,8 @@
     looked --> cut --> given --succeeded--> position = given.stop
                          '--rejected--> a smaller part, or the same range without the record
 
+Rejected records that a part keeps take space in it, so they count when it is halved.
+
 Invariant: batches follow each other without a gap; each begins at `position`.
 """
 
@@ -105,9 +107,14 @@ class Delivery:
         return self.given
 
     def _middle(self, cut: Cut) -> int:
-        """Return the end of the first half of the records that may be rejected."""
-        positions = cut.head(self._suspect).positions()
+        """Return the end of the first half of what may be rejected."""
+        positions = self._positions(cut.head(self._suspect))
         return positions[len(positions) // 2] if len(positions) > 1 else self._suspect
+
+    def _positions(self, cut: Cut) -> list[int]:
+        """Return the gsns of the records of a part, and of the rejected ones that it keeps."""
+        aside = {origin for origin, _ in self._aside if origin < cut.stop}
+        return sorted(aside.union(cut.origins))
 
     def take_empty(self, stop: int) -> Cut:
         """Return a step without records up to a position that was passed."""
@@ -151,14 +158,19 @@ class Delivery:
 
     # --- rejected records ---
 
+    @property
+    def can_reject(self) -> bool:
+        """Whether the part under way has a record to leave out, or can be halved."""
+        given = self.given
+        return given is not None and (bool(given.records) or len(self._positions(given)) > 1)
+
     def reject(self, error: Rejected) -> list[RejectedRecord]:
         """Handle the rejection of the part under way; return the records that are left out."""
         given, self.given = self.given, None
         assert given is not None
-        assert given.records
         if error.index is not None and 0 <= error.index < len(given):
             found = [error.index]
-        elif len(given.positions()) > 1:
+        elif len(self._positions(given)) > 1:
             self._suspect = given.stop
             return []
         else:

@@ -469,7 +469,7 @@ class PlayerTask:
         self._on_moved(mark)
 
     def _on_error(self, error: Exception, step: str) -> None:
-        given, self.error = self.delivery.given, text_of(error)
+        self.error = text_of(error)
         if self._is_leaving:
             self._leave()
         elif isinstance(error, Fenced):
@@ -477,7 +477,7 @@ class PlayerTask:
             self._leave()
         elif isinstance(error, BUGS):
             self._fail(self.error)
-        elif isinstance(error, Rejected) and given is not None and given.records:
+        elif isinstance(error, Rejected) and self.delivery.can_reject:
             for one in self.delivery.reject(error):
                 self.rejected += 1
                 self._warn(f"its target rejects the record {one.record.rid}: {one.why}")

@@ -204,6 +204,31 @@ def test_one_of_the_records_that_a_map_returned_is_rejected_alone() -> None:
     assert len(cut) == len(found.rejected_of(cut)) == 1
 
 
+@pytest.mark.parametrize("bad", [set(range(1, 25)), set(range(1, 24))])
+def test_rejected_records_count_when_a_step_is_halved(bad: set[int]) -> None:
+    """The target has space for three records, together with the rejected ones that it keeps."""
+    ring = ring_of([record(n) for n in range(1, 25)])
+    found = delivery("dead-letter", batch_records=24)
+    found.look(ring, FAR)
+    done: list[int] = []
+    kept: list[int] = []
+    for _ in range(200):
+        if found.cut is None:
+            break
+        cut = found.take(FAR)
+        aside = found.rejected_of(cut)
+        wrong = [n for n, origin in enumerate(cut.origins) if origin in bad]
+        if wrong or len(cut) + len(aside) > 3:
+            assert found.can_reject, "it can only be repeated, for ever"
+            found.reject(Rejected(wrong[0] if wrong else None, "no"))
+        else:
+            done += cut.origins
+            kept += [one.record.rid.gsn for one in aside]
+            found.succeed()
+        found.check()
+    assert (done, kept) == (sorted(set(range(1, 25)) - bad), sorted(bad))
+
+
 def test_a_limit_ends_a_step_before_it() -> None:
     found = looked()
     cut = found.take(7)

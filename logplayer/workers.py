@@ -128,8 +128,9 @@ class _Worker:
         self.thread: Final = threading.Thread(target=self._run, name=f"player {task}", daemon=True)
         self._target: Target | None = None
         #: By gsn: how many rejected records of the last batch are in the file; a `map` may make
-        #: several of one.
+        #: several of one. The batch, of which later ones may be parts, ends at `_kept_stop`.
         self._kept: Counter[int] = Counter()
+        self._kept_stop = 0
 
     def _run(self) -> None:
         try:
@@ -184,6 +185,8 @@ class _Worker:
         spec = self._spec
         if spec.rejected != "dead-letter" or spec.keeps_rejected:
             return
+        if batch.start >= self._kept_stop:
+            self._kept.clear()
         new, seen = [], Counter[int]()
         for one in batch.rejected:
             gsn = one.record.rid.gsn
@@ -192,7 +195,8 @@ class _Worker:
                 new.append(one)
         if new:
             dead_letters.append(spec.dead_letter, batch.task, new)
-        self._kept = seen
+        self._kept |= seen
+        self._kept_stop = max(self._kept_stop, batch.stop)
 
     def _close(self) -> None:
         if self._target is None:

@@ -183,6 +183,17 @@ def test_each_of_the_records_that_a_map_makes_of_one_is_kept_once(tmp_path: Path
     assert kept == ["a", "b", "b"]
 
 
+def test_a_rejected_record_is_kept_once_when_its_batch_is_halved(tmp_path: Path) -> None:
+    file = tmp_path / "dead.jsonl"
+    bench = Bench(rejected="dead-letter", dead_letter=file)
+    bench.open()
+    late = (RejectedRecord(record(12), "odd"),)
+    for start, stop, rejected in ((5, 15, late), (5, 9, ()), (9, 15, late), (15, 20, ())):
+        bench.deliver(Batch(TASK, start, stop, [record(start)], 1, rejected))
+    bench.workers.stop(30)
+    assert [json.loads(line)["gsn"] for line in file.read_text().splitlines()] == [12]
+
+
 def test_records_are_not_passed_if_they_cannot_be_kept(tmp_path: Path) -> None:
     bench = Bench(rejected="dead-letter", dead_letter=tmp_path / "none" / "dead.jsonl")
     bench.open()

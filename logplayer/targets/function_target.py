@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from logplayer.contract import Batch, Opened, Rejected, Target, Task
+from logplayer.contract import Batch, Fenced, Opened, Rejected, Target, Task
 from logplayer.targets.settings import is_generator
 from ziplog.errors import ConfigError
 
@@ -74,6 +75,60 @@ class FunctionTarget:
             runner.close()
 
 
+class SharedTarget:
+    """A target object that the claims of a task use, one after the other."""
+
+    def __init__(self, target: Target) -> None:
+        """Take the object."""
+        self.target: Final = target
+        #: Held for each call, so the calls of two claims follow each other.
+        self.lock: Final = threading.Lock()
+        #: By cursor, the claim that has opened it last: a receiver may serve several players.
+        self.owners: Final[dict[str, ClaimOfShared]] = {}
+
+    def connect(self) -> ClaimOfShared:
+        """Return what another claim uses."""
+        return ClaimOfShared(self)
+
+
+class ClaimOfShared:
+    """One claim's use of a target object: it ends when a later claim opens the object."""
+
+    def __init__(self, shared: SharedTarget) -> None:
+        """Use nothing yet."""
+        self._shared: Final = shared
+        self._cursor = ""
+
+    def open(self, task: Task) -> Opened:
+        """Open the object, after the call of the former claim that is under way."""
+        with self._shared.lock:
+            self._cursor = task.cursor
+            self._shared.owners[task.cursor] = self
+            return self._shared.target.open(task)
+
+    def deliver(self, batch: Batch) -> bytes | None:
+        """Deliver a batch.
+
+        Raises:
+            Fenced: a later claim has opened the object.
+
+        """
+        with self._shared.lock:
+            if not self._is_owner():
+                raise Fenced("a later claim of this process has opened the target object")
+            return self._shared.target.deliver(batch)
+
+    def close(self) -> None:
+        """Close the object, unless a later claim has opened it."""
+        with self._shared.lock:
+            if self._is_owner():
+                del self._shared.owners[self._cursor]
+                self._shared.target.close()
+
+    def _is_owner(self) -> bool:
+        return self._shared.owners.get(self._cursor) is self
+
+
 def connector(
     function: Any, where: str, *, batch: bool, partitions: int
 ) -> tuple[Callable[[], Target], bool]:
@@ -107,5 +162,5 @@ def _target_connector(
     if partitions > 1 and not is_class:
         allowed = "1 with one target object; its class makes an object for each task"
         raise ConfigError("partitions", partitions, allowed, where)
-    connect: Callable[[], Target] = target if is_class else lambda: target
+    connect: Callable[[], Target] = target if is_class else SharedTarget(target).connect
     return connect, stores_position

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from logplayer import targets
-from logplayer.contract import Batch, Opened, Rejected, Retry, Task
+from logplayer.contract import Batch, Fenced, Opened, Rejected, Retry, Task
 from tests.unit.logplayer.targets.databases import batch, record, task
 from tests.waiting import next_turn
 from ziplog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ziplog.types import Record
 
 
@@ -187,21 +190,69 @@ class Own:
 
     stores_position = True
 
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.during: Callable[[], object] | None = None
+
     def open(self, of: Task) -> Opened:
+        self.calls.append(f"open {of.term}")
         return Opened(of.position)
 
     def deliver(self, step: Batch) -> None:
-        """Take a batch."""
+        self.calls.append(f"deliver {step.start}")
+        if self.during is not None:
+            self.during()
+            self.calls.append("delivered")
 
     def close(self) -> None:
-        """Do nothing."""
+        self.calls.append("close")
 
 
 def test_target_object_is_used_as_it_is() -> None:
     own = Own()
     spec = targets.function("own", own)
     assert spec.stores_position
-    assert spec.connect() is own
+    used = spec.connect()
+    assert used.open(task(position=5)) == Opened(5)
+    used.deliver(batch(task(), 5, 9))
+    used.close()
+    assert own.calls == ["open 1", "deliver 5", "close"]
+
+
+def test_target_object_is_not_closed_under_a_later_claim() -> None:
+    """A seek ends a claim while its step is under way; its end comes after the next open."""
+    own = Own()
+    spec = targets.function("own", own)
+    former, later = spec.connect(), spec.connect()
+    former.open(task(1))
+    later.open(task(2))
+    with pytest.raises(Fenced):
+        former.deliver(batch(task(1), 1, 4))
+    former.close()
+    later.deliver(batch(task(2), 1, 4))
+    assert own.calls == ["open 1", "open 2", "deliver 1"]
+
+
+def test_target_object_has_one_call_at_a_time() -> None:
+    began, may_end, own = threading.Event(), threading.Event(), Own()
+
+    def wait() -> None:
+        began.set()
+        may_end.wait()
+
+    own.during = wait
+    spec = targets.function("own", own)
+    former, later = spec.connect(), spec.connect()
+    former.open(task(1))
+    slow = threading.Thread(target=former.deliver, args=(batch(task(1), 1, 4),))
+    slow.start()
+    began.wait()
+    opens = threading.Thread(target=later.open, args=(task(2),))
+    opens.start()
+    may_end.set()
+    for thread in (slow, opens):
+        thread.join()
+    assert own.calls == ["open 1", "deliver 1", "delivered", "open 2"]
 
 
 def test_class_of_a_target_makes_one_for_each_task() -> None:

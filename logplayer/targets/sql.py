@@ -196,7 +196,7 @@ class SqlTarget:
             raise Retry("the connection was lost")
         statement = self._statement
         if statement is None or not batch.records:
-            self._run(lambda cursor: self._apply_batch(cursor, batch), "cannot apply records")
+            self._apply_or_undo(batch)
             return
         rows = _rows(statement, batch.records)
         if statement.is_change and len(rows) > 1:
@@ -427,6 +427,27 @@ class SqlTarget:
             fault == "unclear" and self._dialect.is_valid(self._connection, sql, row)
         )
 
+    def _apply_or_undo(self, batch: Batch) -> None:
+        """Run `apply`; if it fails, look whether it has committed what it did before."""
+        try:
+            self._run(lambda cursor: self._apply_batch(cursor, batch), "cannot apply records")
+        except (Fenced, ConfigError):
+            raise
+        except Exception as error:
+            if self._apply is not None and self._is_done(batch):
+                raise _transaction_error() from error
+            raise
+
+    def _is_done(self, batch: Batch) -> bool:
+        """Whether the position of a batch is stored although the batch was rolled back."""
+        if self._connection is None:  # The outcome of the commit is unknown.
+            return False
+        try:
+            row = self._run(lambda cursor: self._stored(cursor, batch.task), "")
+        except Retry:
+            return False
+        return row is not None and (row.term, row.position) == (batch.task.term, batch.stop)
+
     def _apply_batch(self, cursor: Cursor, batch: Batch) -> None:
         self._move(cursor, batch)
         if self._apply is None or not batch.records:
@@ -445,10 +466,12 @@ class SqlTarget:
             row = self._stored(cursor, batch.task)
             is_whole = row is not None and row.position == batch.stop
         if not is_whole:
-            problem = (
-                "`apply` ended the transaction of its batch, or hid an error of a statement in it"
-            )
-            raise ConfigError("apply", "", "a function that does neither", message=problem)
+            raise _transaction_error()
+
+
+def _transaction_error() -> ConfigError:
+    problem = "`apply` ended the transaction of its batch, or hid an error of a statement in it"
+    return ConfigError("apply", "", "a function that does neither", message=problem)
 
 
 def sql_target(

@@ -210,6 +210,22 @@ def test_owner_in_its_transaction_is_waited_for(database: Database, does_commit:
         former.deliver(batch(of, 2, 4))
 
 
+@pytest.mark.parametrize("error", [OSError("gone"), Rejected("odd")])
+def test_apply_that_commits_and_then_fails_fails_the_task(
+    database: Database, error: Exception
+) -> None:
+    """The position is stored by then, so the effects after the commit would be lost."""
+
+    def apply(cursor: Any, _: Any) -> None:
+        cursor.connection.commit()
+        raise error
+
+    target, of = database.target(apply=apply), task(1)
+    target.open(of)
+    with pytest.raises(ConfigError, match="`apply` ended the transaction"):
+        target.deliver(batch(of, 1, 4))
+
+
 def test_emptied_database_fails_the_task_until_a_seek(database: Database) -> None:
     opened(database)
     database.run("DELETE FROM ziplog_position")

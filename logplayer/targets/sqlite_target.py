@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from logplayer.targets.sql import Apply, Connection, Cursor, Fault, SqlTarget
+    from logplayer.targets.sql import Apply, Connection, Fault, SqlTarget
     from logplayer.targets.statement import Row
     from ziplog.types import Record
 
@@ -60,8 +60,19 @@ class SqliteDialect(Dialect):
                 raise UnavailableError(f"cannot write in {path}; check its owner, and its disk")
         return is_absent
 
-    def begin(self, cursor: Cursor) -> None:
-        """Begin a transaction with the lock of the file."""
+    def begin(self, cursor: Any) -> None:
+        """Begin a transaction with the lock of the file.
+
+        Raises:
+            sqlite3.OperationalError: the file was deleted or replaced. SQLite reports that itself,
+                but not in the journal mode WAL.
+
+        """
+        connection = cursor.connection
+        if isinstance(connection, _Connection) and _number_of(connection.path) != connection.number:
+            error = sqlite3.OperationalError(f"{connection.path} was deleted or replaced")
+            error.sqlite_errorcode = sqlite3.SQLITE_READONLY_DBMOVED
+            raise error
         cursor.execute("BEGIN IMMEDIATE")
 
     def insert_records(self, cursor: Any, sql: str, rows: Sequence[Any]) -> None:
@@ -120,9 +131,29 @@ def connector(
     return sql_target(where, lambda: open_file(named), SqliteDialect(named), statement, apply)
 
 
+class _Connection(sqlite3.Connection):
+    """A connection that knows which file it has opened."""
+
+    path = Path()
+    #: What `_number_of` returned for the path then.
+    number: tuple[int, int] | None = None
+
+
+def _number_of(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None: there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def open_file(path: str) -> sqlite3.Connection:
     """Open a file, so that commits survive a power cut."""
-    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, factory=_Connection)
+    # The directory of the process may change.
+    connection.path = Path(path).absolute()
+    connection.number = _number_of(connection.path)
     try:
         # FULL, and the directory after the journal is deleted. Without that, a power cut may bring
         # the journal back, and with it the state before a commit that has returned.

@@ -72,6 +72,23 @@ def test_replaced_file_is_opened_again(path: Path) -> None:
     target.close()
 
 
+def test_replaced_file_with_a_wal_is_opened_again(path: Path) -> None:
+    """SQLite itself goes on in the file that has no name any more, and reports nothing."""
+    run(path, "PRAGMA journal_mode = WAL")
+    target, backup = targets.sqlite("warehouse", path).connect(), path.with_name("backup.db")
+    target.open(task())
+    target.deliver(batch(task(), 1, 9))
+    run(path, f"VACUUM INTO '{backup}'")
+    target.deliver(batch(task(), 9, 22))
+    for name in ("warehouse.db", "warehouse.db-wal", "warehouse.db-shm"):
+        path.with_name(name).rename(path.with_name(f"{name}.former"))
+    backup.rename(path)
+    with pytest.raises(Retry, match="was deleted or replaced"):
+        target.deliver(batch(task(), 22, 40))
+    assert target.open(task(2, 22, has_moved=True)) == Opened(9)
+    target.close()
+
+
 def test_timestamp_is_a_text_for_sqlites_functions(path: Path) -> None:
     run(path, "CREATE TABLE t (day TEXT, at TEXT)")
     statement = "INSERT INTO t VALUES (date(:timestamp), :timestamp)"

@@ -159,6 +159,10 @@ class Commits:
         if former is not None:
             self._finish(former, _unknown_outcome_error(unknown, "another call resolves it now"))
         self._open[unknown.number] = commit
+        if not unknown.attempts:
+            # An earlier call has found that no copy will ever exist.
+            self._finish(commit, None)
+            return commit
         self._context.set_timer(deadline)
         self._query_decision(commit)
         for attempt in list(unknown.attempts):

@@ -256,6 +256,9 @@ class Commits:
         commit.is_over = True
         del self._open[commit.number]
         self._coordinators.forget(commit.query)
+        if commit.payload is None and commit.log_calls:
+            # A late result would change the copies under a later resolution of the same commit.
+            commit.log_calls.cancel(self.calls)
         commit.done(result)
 
     # --- time ---

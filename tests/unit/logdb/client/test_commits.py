@@ -161,6 +161,19 @@ def test_only_the_log_proves_that_a_record_will_never_exist() -> None:
     assert resolve(db, caught.value, within=MS) is None
 
 
+def test_an_outcome_is_resolved_by_two_calls_at_once() -> None:
+    db = FakeDatabase().open()
+    db.is_log_silent = True
+    with pytest.raises(OutcomeUnknownError) as caught:
+        db.put(b"k", 1, within=500 * MS)
+    former, latter = (db.begin(ResolveCommitRequest, caught.value.doubt) for _ in range(2))
+    with pytest.raises(OutcomeUnknownError, match="another call resolves it now"):
+        db.end(former)
+    db.views[0] = 2
+    learn(db, view=2, state="live")
+    assert db.end(latter) is None
+
+
 def test_a_decision_completes_a_commit_without_acks() -> None:
     db = FakeDatabase().open()
     db.loses_acks = True

@@ -144,6 +144,9 @@ class TransactionSets:
             try:
                 result = yield build(self._reads.copy(), self._ranges.copy())
             except TransactionAborted as error:
+                if self.status != "aborted":
+                    # During or after a commit, the conflict may be this transaction's own write.
+                    self.check_open()
                 self.status, self._error = "aborted", error
                 raise
             self.check_open()

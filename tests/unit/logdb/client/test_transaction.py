@@ -184,6 +184,26 @@ def test_a_rollback_leaves_nothing(db: FakeDatabase) -> None:
     assert db.get(b"k") == [None]
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_read_beside_a_commit_does_not_abort_it(db: FakeDatabase, is_committed: bool) -> None:
+    """The reply may report the transaction's own write as a conflict."""
+    sets = TransactionSets(LARGEST)
+    get(db, sets, b"k")
+    sets.write(b"k", v(1))
+    read, end = sets.get([b"l"], db.harness.until()), sets.commit(db.harness.until())
+    asked, commit = next(read), next(end)
+    rid = db.result(db.harness.call(commit))
+    conflict = db.result(db.harness.call(asked))
+    assert isinstance(conflict, TransactionAborted)
+    if is_committed:
+        with pytest.raises(StopIteration):
+            end.send(rid)
+    with pytest.raises(TransactionClosed):
+        read.throw(conflict)
+    assert sets.status == ("committed" if is_committed else "committing")
+    assert not sets.is_undecided
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [

@@ -59,8 +59,12 @@ if TYPE_CHECKING:
 
 #: Interval between checks for expired requests and snapshots.
 _EXPIRY_INTERVAL_NS: Final = NS_PER_S
-#: Number of aborted transactions for which conflicts are kept, for late requests.
+#: Number of aborted transactions for which conflicts are kept, for late requests, and the
+#: approximate bytes of these conflicts.
 _MAX_ABORTS: Final = 10_000
+_MAX_ABORT_BYTES: Final = 16 * 1024 * 1024
+#: Approximate bytes of a conflict, without its key.
+_CONFLICT_BYTES: Final = 64
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -116,6 +120,8 @@ class CoordinatorNode:
         self.pending: Final = PendingRequests()
         #: Decisions about the last aborted transactions, by session and number.
         self._aborts: Final[dict[tuple[bytes, int], Decided]] = {}
+        #: Approximate bytes of their conflicts.
+        self._abort_bytes = 0
         #: By outcome: transactions decided since the process started, without those of a replay.
         self.decided: Final[dict[str, int]] = {}
         self._expire_at = now
@@ -180,6 +186,7 @@ class CoordinatorNode:
         self.tailer.check()
         self.pending.check()
         assert len(self._aborts) <= _MAX_ABORTS
+        assert 0 <= self._abort_bytes <= _MAX_ABORT_BYTES
 
     @property
     def is_ready(self) -> bool:
@@ -243,10 +250,14 @@ class CoordinatorNode:
                 self._send(request.route, decided)
 
     def _keep_abort(self, decided: Decided) -> None:
-        aborts = self._aborts
-        aborts[decided.session, decided.number] = decided
-        if len(aborts) > _MAX_ABORTS:
-            del aborts[next(iter(aborts))]
+        """Keep an abort with its conflicts; forget the oldest ones at the limits."""
+        aborts, name = self._aborts, (decided.session, decided.number)
+        if name in aborts:
+            self._abort_bytes -= _bytes_of_conflicts(aborts.pop(name))
+        aborts[name] = decided
+        self._abort_bytes += _bytes_of_conflicts(decided)
+        while len(aborts) > _MAX_ABORTS or self._abort_bytes > _MAX_ABORT_BYTES:
+            self._abort_bytes -= _bytes_of_conflicts(aborts.pop(next(iter(aborts))))
 
     def _on_passed(self) -> None:
         if not self.tailer.is_ready:
@@ -416,3 +427,9 @@ class CoordinatorNode:
                 self.pending.remove(request)
         if expired:
             self.tailer.drop_finished_waiters()
+
+
+def _bytes_of_conflicts(decided: Decided) -> int:
+    """Return the approximate bytes of the conflicts of an abort."""
+    keys = decided.conflicts
+    return sum(map(len, keys)) + _CONFLICT_BYTES * len(keys)

@@ -107,6 +107,20 @@ def test_the_conflicts_of_old_aborts_are_forgotten_but_not_the_aborts(
     assert [each.conflicts for each in received] == [[], [], [b"k"], [b"k"]]
 
 
+def test_the_conflicts_of_large_aborts_are_bounded_by_their_bytes() -> None:
+    keys = [b"%04d" % n + bytes(996) for n in range(1_000)]
+    reads = [(key, 9) for key in keys]
+    aborts = [commit(n, {b"k": b"w"}, reads=reads) for n in range(1, 41)]
+    harness = CoordinatorHarness.ready(*aborts)
+    received = [
+        harness.query(wire.AwaitDecision(CLUSTER, harness.request(), SESSION, n))
+        for n in range(1, 41)
+    ]
+    assert {each.outcome for each in received} == {"aborted", "conflict"}
+    assert len([each for each in received if each.conflicts]) <= 16
+    assert received[-1].conflicts == keys
+
+
 # --- reads ---
 
 

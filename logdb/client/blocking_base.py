@@ -73,6 +73,9 @@ class Transactions:
                                 transaction.validate()
                         raise
             except TransactionAborted as error:
+                if transaction.status not in {"aborted", "rolled back"}:
+                    # The error is another transaction's; this one may have taken effect.
+                    raise
                 jitter = random.random()  # noqa: S311 - not for security
                 time.sleep(attempts.next_delay_s(error, jitter, now_ns()))
 

@@ -23,7 +23,6 @@ from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, Call, Cancelled, Complete, Halt, LogWarning, Received
 from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
-from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -260,9 +259,8 @@ class PlayerNode:
         free = [self.tasks[name] for name in found.claim if self.tasks[name].is_gone]
         free.sort(key=lambda task: task.refusals)
         for task in free[: found.missing]:
-            info = listed.get(task.name)
-            start = self._context.settings.start
-            task.start_claim(RecordId(info.position.gsn, 0) if info is not None else start)
+            # Not at the listed position: an operator may have deleted the cursor since.
+            task.start_claim(self._context.settings.start)
         self._has_shared = True
 
     def _failed(self) -> list[int]:

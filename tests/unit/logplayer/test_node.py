@@ -17,7 +17,12 @@ from tests.sim.player.targets import Sink, Store
 from tests.unit.logdb.fakelog import UNAVAILABLE, fail
 from tests.unit.logplayer.test_members import check_all_done, shared
 from tests.unit.logplayer.world import Player, World, spec
-from ziplog.client.common.requests import CursorsRequest, FetchRequest, SubscribeRequest
+from ziplog.client.common.requests import (
+    ClaimRequest,
+    CursorsRequest,
+    FetchRequest,
+    SubscribeRequest,
+)
 from ziplog.core.node import BatchEnd, Cancelled
 from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, ConfigError, DeadlineError
@@ -33,6 +38,18 @@ def of_two(**settings: Any) -> tuple[World, Player]:
 
 def subscriptions(player: Player) -> list[int]:
     return [r.start.gsn for r in player.core.requests if isinstance(r, SubscribeRequest)]
+
+
+def test_a_cursor_that_is_deleted_before_its_claim_begins_at_the_start() -> None:
+    """Not where it was: its target may have been emptied, to be filled again."""
+    world, _ = of_two()
+    world.run(2000)
+    other = world.add_player()
+    world.run(5000)
+    claims = [one for one in other.core.requests if isinstance(one, ClaimRequest)]
+    of_tasks = [one for one in claims if "members" not in one.name]
+    assert of_tasks
+    assert {one.start.gsn for one in of_tasks} == {0}
 
 
 # --- the feed and the ring ---

@@ -74,7 +74,7 @@ class Oracle:
         self._starts: Final[dict[tuple[str, Era], int]] = {}
         #: Targets whose content was lost; their tasks fail at the next record, and are sought.
         self.emptied: Final[set[str]] = set()
-        #: By cursor: the position of a target before its content was lost.
+        #: By cursor: the highest position of a target before its content was lost.
         self._emptied_at: Final[dict[str, int]] = {}
         #: Targets of which an older state was put back; and by cursor, the position before that.
         self._restored: Final[set[str]] = set()
@@ -124,7 +124,8 @@ class Oracle:
         """Note that a target lost its content; `positions`: the former ones, by partition."""
         self.emptied.add(target)
         for partition, position in positions.items():
-            self._emptied_at[cursor_name(self._player, target, partition)] = position
+            name = cursor_name(self._player, target, partition)
+            self._emptied_at[name] = max(position, self._emptied_at.get(name, 0))
         self.forget(target)
 
     def may_lack_records(self, target: str) -> bool:

@@ -71,8 +71,8 @@ def only_confirmed_is_rolled_forward() -> Iterator[None]:
     """A recovery continues from the confirmed entries, and drops promises (D22)."""
     roll = RecoveryParticipant._roll_forward
 
-    def rolled(self: RecoveryParticipant, message: wire.Freeze, _promised: Any, now: int) -> None:
-        roll(self, message, [], now)
+    def rolled(self: RecoveryParticipant, message: wire.Freeze, _promised: Any, now: int) -> bool:
+        return roll(self, message, [], now)
 
     with replaced(RecoveryParticipant, "_roll_forward", rolled):
         yield
@@ -85,11 +85,11 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
     ends: dict[ReplicaState, int] = {}
     taken: dict[tuple[ReplicaState, bytes, int], list[int]] = {}
 
-    def rolled(self: RecoveryParticipant, message: wire.Freeze, promised: Any, now: int) -> None:
+    def rolled(self: RecoveryParticipant, message: wire.Freeze, promised: Any, now: int) -> bool:
         units = list(promised)
         slots = [unit.gsns[-1] + 1 for unit in units]
         ends[self._state] = max([self._state.stream.end, *slots])
-        roll(self, message, units, now)
+        return roll(self, message, units, now)
 
     def inserted(self: Replica, route: bytes, message: wire.Insert) -> None:
         state, clock = self._state, self._state.clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from ziplog.runtime.clock import now_ns
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from ziplog.core.node import Effect, Event
 
@@ -137,24 +137,6 @@ def test_no_frame_of_a_large_burst_is_lost() -> None:
     finally:
         engine.close()
         server.close()
-
-
-@pytest.mark.parametrize("name", ["check_tail", "close"])
-def test_a_policy_that_calls_its_own_client_is_refused(log: ziplog.Log, name: str) -> None:
-    raised = []
-
-    def choose(_payload: bytes, _key: bytes | None, _live: Sequence[int]) -> int:
-        try:
-            getattr(log, name)()
-        except ziplog.errors.LocalProtocolError as error:
-            raised.append(str(error))
-        return 0
-
-    log.set_policy(choose)
-    rid = log.insert_after(b"x")
-    assert log.read_record(rid).payload == b"x"
-    assert len(raised) == 1
-    assert "called the client in the middle of one of its calls" in raised[0]
 
 
 def test_a_following_subscription(log: ziplog.Log) -> None:
@@ -280,28 +262,6 @@ def test_sync(cluster: ServedCluster, log: ziplog.Log) -> None:
     cluster.silent.add(wire.Sync)
     with pytest.raises(ziplog.DeadlineError):
         log.sync(timeout=0.05)
-
-
-def test_a_futures_callback_may_use_the_client(log: ziplog.Log) -> None:
-    done: Future[RecordId] = Future()
-    log.insert_nowait(b"x").add_done_callback(
-        lambda future: done.set_result(log.insert_after(b"y", future.result()))
-    )
-    assert done.result(10).gsn > 0
-
-
-def test_a_callback_that_waits_holds_up_no_insert(log: ziplog.Log, cluster: ServedCluster) -> None:
-    """Its thread is the one that sends inserts without a blocking call."""
-    sent: Future[None] = Future()
-
-    def insert_and_wait(_: Future[RecordId]) -> None:
-        log.insert_nowait(b"next")
-        cluster.wait_for_inserts(b"next", 2)
-        sent.set_result(None)
-
-    futures = [log.insert_nowait(b"%d" % number) for number in range(60)]
-    futures[-1].add_done_callback(insert_and_wait)
-    sent.result(10)
 
 
 def test_leaving_the_with_block_flushes(cluster: ServedCluster) -> None:

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from shard.ordering.admission import refuse_permanently
 from shard.ordering.awaiting_lease import UnitsAwaitingLease
-from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS, EpochCloser
+from shard.ordering.epoch_closer import EpochCloser
+from shard.ordering.forwards import Forwards
 from shard.ordering.progress import BackupProgress
 from shard.ordering.waiters import Waiters
 from shard.ordering.watermarks import Watermarks
 from shard.state.replica_state import MAX_BACKLOG_BYTES
-from ziplog.core.distance import resend_after_ns
 from ziplog.core.entries import Expire, Place, Skip
-from ziplog.core.units import NEVER, NS_PER_MS
-from ziplog.wire import Forward, Report
+from ziplog.core.units import NEVER
 
 if TYPE_CHECKING:
     from shard.ordering.lag_fix import LagFix
@@ -31,24 +30,13 @@ if TYPE_CHECKING:
     from shard.state.sessions import HeldUnit, Session
     from ziplog.core.entries import Decision
     from ziplog.segments.entry import Entry
-    from ziplog.wire import LeaseHistory, RefusalCode, Sync, Want
+    from ziplog.wire import LeaseHistory, RefusalCode, Report, Sync, Want
 
 _Key = tuple[bytes, int]
 
-#: Most records and bytes that are decided but unstable; above this, new units wait (D23).
-MAX_UNSTABLE_RECORDS: Final = 4096
-MAX_UNSTABLE_BYTES: Final = 16 * 1024 * 1024
 #: Most bytes and units that wait; above this, new units are refused.
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 MAX_WAITING_UNITS: Final = 65_536
-#: Most bytes of bodies in one frame.
-MAX_FORWARD_BYTES: Final = 4 * 1024 * 1024
-MAX_FORWARD_DECISIONS: Final = 4096
-#: Retransmission timeout of a forward, doubled each time up to the maximum.
-MAX_RESEND_AFTER_NS: Final = 1000 * NS_PER_MS
-#: Longest time that decisions of a batched shard wait to be forwarded, and their largest number.
-LINGER_NS: Final = 2 * NS_PER_MS
-MAX_LINGERING: Final = 64
 
 
 class Primary:
@@ -59,22 +47,10 @@ class Primary:
         self._lag_fix: Final = lag_fix
         self._backups: Final = BackupProgress(state)
         state.counters.replicated = self._backups.held
-        #: fseq of the first decision not forwarded yet, and the decisions from there on.
-        self._next_forward = state.stream.stable + 1
-        self._unforwarded: list[Decision] = []
-        #: The decisions must be forwarded with this batch.
-        self._forward_now = False
-        #: Latest time to forward lingering decisions, in ns; NEVER: none linger.
-        self._linger_due = NEVER
-        #: Whether `on_batch_end` must follow each plain insert: decisions cannot linger.
-        self._forwards_at_once = False
-        #: The last forward asked the backups to report at once.
-        self._has_requested_reports = False
         self._epoch_closer: Final = EpochCloser(state)
-        #: Time of the next retransmission, in ns; NEVER while the reports are complete.
-        self._resend_due = NEVER
-        self._resend_after = self._min_resend_ns = resend_after_ns(state.config.limits.rtt_ms)
         self._watermarks: Final = Watermarks(state)
+        self._waiters: Final = Waiters(state)
+        self._forwards: Final = Forwards(state, self._backups, self._watermarks, self._waiters)
         #: Units without slots: waiting here, for a lease, or in their sessions as successors.
         self._undecided_units = 0
         self._undecided_bytes = 0
@@ -86,7 +62,6 @@ class Primary:
         self._wanted = 0
         #: The highest wanted gsn beyond the leases held; 0: none.
         self._wanted_later = 0
-        self._waiters: Final = Waiters(state)
 
     @property
     def has_undecided(self) -> bool:
@@ -104,9 +79,7 @@ class Primary:
                         self._waiting[unit.client, unit.seq] = unit
                     else:
                         session.successors.setdefault(unit.predecessor, []).append(unit)
-        self._unforwarded = self._state.stream.decisions_after(0)
-        self._state.round_trips.on_restart(self._state.stream.last)
-        self._forward_now = True
+        self._forwards.restore()
 
     # --- inserts ---
 
@@ -128,7 +101,7 @@ class Primary:
 
     def plain_until(self, now: int) -> int:
         """Return the time until which no unit waits and no epoch has to be closed; 0: not now."""
-        self._forwards_at_once = not self._can_linger()
+        self._forwards.before_plain()
         return 0 if self._undecided_units else self._epoch_closer.open_until(now)
 
     def accept_plain(self, session: Session, unit: HeldUnit, now: int) -> bool:
@@ -143,17 +116,13 @@ class Primary:
         session.units[unit.seq] = unit
         self._epoch_closer.last_activity_at = now
         self._record_place(session, unit, gsns)
-        if self._linger_due == NEVER:
-            self._linger_due = now + LINGER_NS
+        self._forwards.linger(now)
         return True
 
     @property
     def batch_end_due(self) -> int:
         """When a batch next needs `on_batch_end`, in ns."""
-        waiting = len(self._unforwarded)
-        if waiting >= MAX_LINGERING or (waiting and self._forwards_at_once):
-            return 0
-        return min(self._linger_due, self._lag_fix.due, self._watermarks.due)
+        return min(self._forwards.batch_end_due, self._lag_fix.due, self._watermarks.due)
 
     def on_copy(self, unit: HeldUnit, _since: int) -> None:
         """Handle another copy of a known unit: ack its slots again."""
@@ -199,12 +168,11 @@ class Primary:
                     state.refuse(victim.route, victim.seq, code, detail)
 
     def _has_room(self) -> bool:
-        stream = self._state.stream
+        state = self._state
         return (
-            stream.window_records < MAX_UNSTABLE_RECORDS
-            and stream.window_bytes < MAX_UNSTABLE_BYTES
-            and self._state.is_compared
-            and self._state.store.backlog_bytes < MAX_BACKLOG_BYTES
+            self._forwards.has_room
+            and state.is_compared
+            and state.store.backlog_bytes < MAX_BACKLOG_BYTES
         )
 
     def _place(self, unit: HeldUnit, now: int) -> bool:
@@ -236,13 +204,13 @@ class Primary:
             unit.client, unit.seq, session.first_incomplete, epoch, gsns, unit.checksum, unit.body
         )
         state.record(place)
-        self._unforwarded.append(place)
+        self._forwards.gathered.append(place)
         state.placed_records += unit.count
         state.placed_bytes += len(unit.body)
         session.confirm(unit, gsns)
         if unit.sealed:
             state.raise_awaited(unit.client, gsns[-1])
-            self._forward_now = self._forwards_at_once = True
+            self._forwards.hasten()
             self._lag_fix.on_append()
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
@@ -265,8 +233,8 @@ class Primary:
 
     def _decide(self, decision: Decision) -> None:
         self._state.record(decision)
-        self._unforwarded.append(decision)
-        self._forward_now = True
+        self._forwards.gathered.append(decision)
+        self._forwards.hasten()
 
     def _place_waiting(self, now: int) -> None:
         """Place waiting units, as far as there are room and leases."""
@@ -331,8 +299,9 @@ class Primary:
         self._wanted = max(self._wanted, want.gsn)
         self._decide_wanted(now)
         self._waiters.on_want(route, want)
-        self._forward_now |= bool(self._unforwarded)
-        lacks_reports = bool(state.awaiting) and not self._has_requested_reports
+        if self._forwards.gathered:
+            self._forwards.hasten()
+        lacks_reports = bool(state.awaiting) and not self._forwards.has_requested_reports
         if (self._waiters or lacks_reports) and state.stream.stable < state.stream.last:
             self._watermarks.due = now  # The forward requests the reports at once.
 
@@ -379,77 +348,18 @@ class Primary:
         """Forward the decisions made since the last batch, unless they may linger."""
         is_followed = self._state.has_followers or self._backups.is_followed
         self._lag_fix.on_batch_end(now, is_followed=is_followed)
-        if not self._unforwarded:
-            return
-        self._skip_to(self._epoch_closer.first_open_gsn(now, now))
-        if self._can_linger():
-            self._linger_due = min(self._linger_due, now + LINGER_NS)
-            if now < self._linger_due:
-                return
-        self._linger_due, self._forward_now = NEVER, False
-        gathered, self._unforwarded = self._unforwarded, []
-        if not self._backups.held:
-            self._next_forward += len(gathered)
-            return
-        if self._resend_due == NEVER:
-            self._resend_due = now + self._resend_after
-        for start in range(0, len(gathered), MAX_FORWARD_DECISIONS):
-            decisions = gathered[start : start + MAX_FORWARD_DECISIONS]
-            first, self._next_forward = self._next_forward, self._next_forward + len(decisions)
-            self._broadcast(first, decisions)
-        self._state.round_trips.on_forward(self._next_forward - 1, now)
+        if self._forwards.gathered:
+            self._skip_to(self._epoch_closer.first_open_gsn(now, now))
+            self._forwards.on_batch_end(now, units_wait=bool(self._waiting))
 
-    def _can_linger(self) -> bool:
-        """Whether no reader and no backup needs the decisions at once.
-
-        A forward costs as much as an insert, so a batched shard sends several decisions in one.
-        """
-        return (
-            not self._forward_now
-            and self._backups.may_batch
-            and not self._state.is_awaited
-            and not self._waiting
-            and not self._waiters
-            and len(self._unforwarded) < MAX_LINGERING
-        )
-
-    def _broadcast(self, first: int, decisions: list[Decision]) -> None:
-        """Send decisions, without bodies, and the watermarks to all backups."""
-        decisions = [d.without_body() if type(d) is Place else d for d in decisions]
-        self._watermarks.on_sent()
-        self._forward(self._state.peers, first, decisions, is_repeated=False)
-
-    @property
-    def _awaits_reports(self) -> bool:
-        """Whether clients or readers wait for decisions to be stable, or soon new units."""
-        state, stream = self._state, self._state.stream
-        return bool(
-            self._waiters
-            or state.is_awaited
-            or (self._backups.has_subscribers and len(self._backups.held) > 1)
-            or 4 * stream.window_records > MAX_UNSTABLE_RECORDS
-            or 4 * stream.window_bytes > MAX_UNSTABLE_BYTES
-            or 4 * (stream.last - stream.stable) > MAX_UNSTABLE_DECISIONS
-        )
-
-    def _forward(
-        self, dsts: tuple[bytes, ...], first: int, decisions: list[Decision], *, is_repeated: bool
-    ) -> None:
-        state, stream = self._state, self._state.stream
-        self._has_requested_reports = is_repeated or self._awaits_reports
-        forward = Forward(
-            state.cluster, state.shard, state.view, state.incarnation, first, decisions,
-            stream.stable, stream.durable, self._has_requested_reports, self._watermarks.flushed,
-        )  # fmt: skip
-        state.broadcast(dsts, forward)
+    def resend(self, dst: bytes, first: int, bodies: int) -> None:
+        """Send one backup decisions again, the first `bodies` records with their bodies."""
+        self._forwards.resend(dst, first, bodies)
 
     def on_report(self, report: Report, now: int) -> None:
         """Handle a backup's report of the entries that it holds."""
-        if report.server not in self._backups.held or not self._backups.on_report(report, now):
-            return
-        self._resend_after = self._min_resend_ns
-        is_complete = self._backups.complete_up_to + 1 >= self._next_forward
-        self._resend_due = NEVER if is_complete else now + self._resend_after
+        if report.server in self._backups.held and self._backups.on_report(report, now):
+            self._forwards.on_progress(now)
 
     def on_persisted(self, fseq: int, now: int) -> None:
         """Record that this server's own entries up to `fseq` are on stable storage."""
@@ -474,24 +384,6 @@ class Primary:
             watermarks.on_stable(now)
         return news
 
-    def resend(self, dst: bytes, first: int, bodies: int) -> None:
-        """Send one backup decisions again; without decisions, only the watermarks."""
-        if first <= self._state.stream.stable:
-            return  # all replicas hold it: the request is old
-        decisions: list[Decision] = []
-        size = 0
-        for decision in self._state.stream.decisions_after(first - 1)[:MAX_FORWARD_DECISIONS]:
-            if type(decision) is Place and len(decisions) < bodies:
-                size += len(decision.body or b"")
-                if decisions and size > MAX_FORWARD_BYTES:
-                    break
-            decisions.append(
-                decision.without_body()
-                if type(decision) is Place and len(decisions) >= bodies
-                else decision
-            )
-        self._forward((dst,), first, decisions, is_repeated=True)
-
     # --- time ---
 
     def tick(self, now: int) -> None:
@@ -501,18 +393,7 @@ class Primary:
         if self._waiting:
             self._place_waiting(now)
         self._skip_to(self._epoch_closer.close_due(now))
-        if now >= self._resend_due:
-            after = self._resend_after
-            self._resend_after = max(after, min(after * 2, MAX_RESEND_AFTER_NS))
-            self._resend_due = now + self._resend_after
-            self._retransmit()
-        if now >= self._watermarks.due:
-            self._broadcast(self._next_forward, [])
-
-    def _retransmit(self) -> None:
-        """Send each backup the decisions again that it has not reported."""
-        for server, held in self._backups.behind(self._next_forward):
-            self.resend(self._state.config.replicas[server].name.encode(), held + 1, 0)
+        self._forwards.tick(now)
 
     def expire_sessions(self, now: int) -> None:
         """Expire idle sessions, and drop their waiting units.
@@ -532,10 +413,7 @@ class Primary:
 
     def next_wakeup(self, now: int) -> int | None:
         """Return the time of the next action, in ns; None: none is due."""
-        due = min(
-            self._awaiting_lease.due, self._watermarks.due, self._resend_due, self._linger_due,
-            self._lag_fix.due,
-        )  # fmt: skip
+        due = min(self._awaiting_lease.due, self._forwards.due, self._lag_fix.due)
         close_at = self._epoch_closer.next_close_at(now, is_awaited=bool(self._waiting))
         if close_at is not None:
             due = min(due, close_at)
@@ -560,4 +438,4 @@ class Primary:
             for key, unit in waiting.items():
                 assert undecided.pop(key) is unit, "a unit waits twice, or was forgotten"
         assert not undecided, "a unit without slots is not waiting"
-        assert self._next_forward + len(self._unforwarded) == self._state.stream.last + 1
+        self._forwards.check()

@@ -25,7 +25,11 @@ from mms.state import (
     ClusterState,
 )
 from shard.ordering.admission import MAX_UNIT_BYTES
-from shard.ordering.primary import MAX_FORWARD_BYTES, MAX_FORWARD_DECISIONS, MAX_UNSTABLE_RECORDS
+from shard.ordering.forwards import (
+    MAX_FORWARD_BYTES,
+    MAX_FORWARD_DECISIONS,
+    MAX_UNSTABLE_RECORDS,
+)
 from shard.serving.subscription import MAX_DELIVER_BYTES, UNIT_OVERHEAD_BYTES
 from shard.state.epoch_clock import EpochClock
 from tests.properties import examples

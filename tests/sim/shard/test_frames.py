@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from shard.ordering import primary
 from shard.ordering.admission import MAX_UNIT_BYTES
 from shard.ordering.epoch_closer import MAX_UNSTABLE_DECISIONS
-from shard.ordering.primary import MAX_UNSTABLE_BYTES, MAX_UNSTABLE_RECORDS, Primary
+from shard.ordering.forwards import (
+    MAX_FORWARD_DECISIONS,
+    MAX_UNSTABLE_BYTES,
+    MAX_UNSTABLE_RECORDS,
+)
+from shard.ordering.primary import Primary
 from shard.recovery.state_transfer import _ANSWER_BYTES, serve
 from shard.serving import subscription
 from shard.state.replica_state import ReplicaConfig, ReplicaState
@@ -113,7 +117,8 @@ def test_unstable_decisions_are_forwarded_in_frames(
     state.effects.clear()
     part = Primary(state, None)  # type: ignore[arg-type]
     part.restore()
-    part._broadcast(1, part._unforwarded[: primary.MAX_FORWARD_DECISIONS])
+    forwards = part._forwards
+    forwards._broadcast(1, forwards.gathered[:MAX_FORWARD_DECISIONS])
     for first in (1, number, number + 1):
         for bodies in (0, 1, number):
             part.resend(b"shard-0-1", first, bodies)

@@ -85,7 +85,7 @@ def test_known_unit_is_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
             epoch = self._state.clock.epoch_at(gsns[0])
             again = replace(entry.decision, gsns=gsns, epoch=epoch)
             self._state.record(again)
-            self._unforwarded.append(replace(again, body=None))
+            self._forwards.gathered.append(replace(again, body=None))
 
     monkeypatch.setattr(Primary, "on_copy", mutant)
     assert_noticed()

@@ -148,7 +148,7 @@ def test_server_without_a_lease_is_not_without_positions() -> None:
 
 
 def test_refused_units_do_not_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.ordering.primary.MAX_UNSTABLE_RECORDS", 1)
+    monkeypatch.setattr("shard.ordering.forwards.MAX_UNSTABLE_RECORDS", 1)
     monkeypatch.setattr("shard.ordering.epoch_closer.MAX_UNSTABLE_DECISIONS", 1)
     world = start()
     world.paused.add(BACKUP)

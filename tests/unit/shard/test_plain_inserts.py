@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shard.ordering.forwards import LINGER_NS, MAX_LINGERING
 from shard.ordering.lag_fix import LagFix
 from shard.ordering.plain_inserts import GENERAL_END_INTERVAL_NS, PlainInserts
-from shard.ordering.primary import LINGER_NS, MAX_LINGERING
 from shard.replica import Replica
 from tests.properties import examples
 from tests.world import (

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shard.ordering import primary as module
-from shard.ordering.primary import LINGER_NS
+from shard.ordering import primary
+from shard.ordering.forwards import LINGER_NS
 from shard.ordering.reports import COUNTED_GUESSES, MAX_WRONG_GUESSES
 from shard.replica import Replica
 from tests.actors import Service
@@ -143,7 +143,7 @@ def test_abandoned_unit_is_not_placed_later() -> None:
 def test_new_units_wait_in_order_while_too_much_is_unstable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_UNSTABLE_RECORDS", 3)
+    monkeypatch.setattr("shard.ordering.forwards.MAX_UNSTABLE_RECORDS", 3)
     world = alone()
     send(world, *[insert(seq, predecessor=seq - 1) for seq in range(1, 10)])
     assert [seq for seq, _ in placed(world)] == [1, 2, 3]
@@ -158,8 +158,8 @@ def test_new_units_wait_in_order_while_too_much_is_unstable(
 
 
 def test_too_much_waiting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNSTABLE_RECORDS", 1)
-    monkeypatch.setattr(module, "MAX_WAITING_UNITS", 3)
+    monkeypatch.setattr("shard.ordering.forwards.MAX_UNSTABLE_RECORDS", 1)
+    monkeypatch.setattr(primary, "MAX_WAITING_UNITS", 3)
     world = alone()
     beyond = first_lease(1).stop + 1
     send(world, insert(1), insert(2), insert(3, after=beyond), insert(5, predecessor=4), insert(6))
@@ -171,7 +171,7 @@ def test_too_much_waiting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_waiting_bodies_are_counted_wherever_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(primary, "MAX_WAITING_BYTES", 1000)
     world = alone()
     beyond = first_lease(1).stop + 1
     send(world, insert(1, after=beyond, size=600), insert(3, predecessor=2, size=600), insert(4))
@@ -183,7 +183,7 @@ def test_slow_disk_makes_new_units_wait() -> None:
     world = calm_world()
     world.flush_ns = 5 * MS
     store = world.stores[PRIMARY]
-    store.backlog_bytes = module.MAX_BACKLOG_BYTES
+    store.backlog_bytes = primary.MAX_BACKLOG_BYTES
     send(world, insert(1))
     assert placed(world) == []
     store.backlog_bytes = 0
@@ -376,7 +376,7 @@ def test_lost_durable_report_is_requested() -> None:
 
 
 def test_bodies_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FORWARD_BYTES", 2500)
+    monkeypatch.setattr("shard.ordering.forwards.MAX_FORWARD_BYTES", 2500)
     world = calm_world()
     world.links["c", BACKUP] = Link(lose=lambda: True)
     send(world, *[insert(seq, size=1000) for seq in range(1, 8)], insert(8, size=9000))
@@ -425,7 +425,7 @@ def test_without_backups_everything_is_stable_at_once() -> None:
     assert stream.durable == stream.last
     assert len(probe(world).of(wire.Frontier)) == 1
     assert primary_of(world).next_wakeup(world.now) is not None
-    assert primary_of(world)._resend_due == NEVER
+    assert primary_of(world)._forwards._resend_due == NEVER
 
 
 # --- sessions, restart ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shard.ordering import primary as module
+from shard.ordering import forwards as module
 from shard.ordering import reports as backup_reports
 from shard.ordering.reports import LINGER_AGAIN_NS, REPORT_LINGER_NS
 from shard.replica import Replica

@@ -80,7 +80,7 @@ EXCEPTIONS: Final = {
         "shard.ordering.rate.MIN_HEARTBEAT_NS",
         "shard.ordering.rate._NO_PAUSE_NS",
         "shard.ordering.watermarks.WATERMARK_DELAY_NS",
-        "shard.ordering.primary.LINGER_NS",
+        "shard.ordering.forwards.LINGER_NS",
         "shard.ordering.reports.LINGER_AGAIN_NS",
         "shard.ordering.reports.REPORT_LINGER_NS",
         "shard.ordering.epoch_closer.EPOCH_END_DELAY_NS",
@@ -186,7 +186,7 @@ def test_a_server_takes_the_round_trip_of_its_cluster_file() -> None:
     backup, primary = Backup(state), Primary(state, LagFix(state))
     assert backup._body_grace_ns == 32 * NS_PER_MS
     assert backup._request_interval_ns == 180 * NS_PER_MS
-    assert primary._resend_after == 240 * NS_PER_MS
+    assert primary._forwards._resend_after == 240 * NS_PER_MS
     assert FailureDetector(state, 0)._waiting_ns == 250 * NS_PER_MS
     assert Draining(state)._quiet_ns == 120 * NS_PER_MS
 

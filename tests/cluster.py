@@ -197,8 +197,8 @@ class PureCluster:
         world = self.world
         end = world.now + within
         while not condition():
-            for name, command in world.proposed:
-                self.groups[name].propose(command)
+            for name, effect in world.proposed:
+                self.groups[name].propose(effect.command)
             world.proposed.clear()
             due = min([end, *self._starts.values(), *self._commits()])
             if not world.run_until(lambda: condition() or bool(world.proposed), due - world.now):

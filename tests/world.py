@@ -101,7 +101,7 @@ class World:
         #: Nodes whose processes may end.
         self.stopped: set[str] = set()
         self.completed: dict[tuple[str, int], Any] = {}
-        self.proposed: list[tuple[str, bytes]] = []
+        self.proposed: list[tuple[str, Propose]] = []
         #: The name under which a node knows another: (node, other) to that name.
         self._names: dict[tuple[str, bytes], str] = {}
         self._called: dict[tuple[str, str], bytes] = {}
@@ -271,8 +271,8 @@ class World:
                 self.stopped.add(name)
             case Complete(id, result):
                 self.completed[name, id] = result
-            case Propose(command):
-                self.proposed.append((name, command))
+            case Propose():
+                self.proposed.append((name, effect))
             case RecordLevel(level):
                 self.inject(name, LevelRecorded(level))
             case FlushBeforeSend():

@@ -91,6 +91,7 @@ class Ordering:
         """Start as a follower; `t_ord_ns`: interval between two cuts."""
         self._t_ord_ns: Final = t_ord_ns
         self._is_leader = False
+        self._term = 0
         self._reported: Final[Frontiers] = {}
         #: The last proposal, how many are under way, and when they count as lost.
         self._proposed: Frontiers = {}
@@ -121,7 +122,7 @@ class Ordering:
             case Restored():
                 effects += self._commit(_decode(event.snapshot), now)
             case LeaderChanged():
-                self._is_leader = event.is_self
+                self._is_leader, self._term = event.is_self, event.term
                 self._forget_proposals()
                 if self._is_leader:
                     effects += self._send_all(now)
@@ -148,7 +149,7 @@ class Ordering:
         self._proposed = dict(self._reported)
         self._open += 1
         self._lost_at = now + LOST_AFTER_NS
-        return [Propose(msgspec.msgpack.encode(self._proposed))]
+        return [Propose(msgspec.msgpack.encode(self._proposed), self._term)]
 
     def _forget_proposals(self) -> None:
         self._proposed, self._open = dict(self._committed), 0

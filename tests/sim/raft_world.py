@@ -260,7 +260,8 @@ class World:
         self.proposed += 1
         command = b"%d" % self.proposed
         if name in self.group.members:
-            self.group.members[name].propose(command)
+            status = self.group.status(name)
+            self.group.members[name].propose(command, status.term if status is not None else 0)
         return command
 
     def disturb_again(self) -> None:

@@ -47,9 +47,9 @@ class Member:
         self.applied = 0
         self._group: Final = group
 
-    def propose(self, command: bytes) -> None:
-        """Send a command to the leader. The event `Committed` reports its application, if any."""
-        self._group.propose(self, command)
+    def propose(self, command: bytes, term: int) -> None:
+        """Propose a command, if this node leads in `term`. `Committed` reports its application."""
+        self._group.propose(self, command, term)
 
 
 class OrderedLog:
@@ -130,7 +130,7 @@ class OrderedLog:
         self._isolated.discard(name)
         self._notify_peers()
         if member := self._members.get(name):
-            member.on_event(LeaderChanged(self.leader, is_self=self.leader == name))
+            member.on_event(LeaderChanged(self.leader, self.leader == name, self._term))
             self._schedule_apply(member)
         self._elect_soon()
 
@@ -182,17 +182,17 @@ class OrderedLog:
             self._commit(command)
         leader = self._members[self.leader]
         self._apply(leader, len(self._commands))
-        leader.on_event(LeaderChanged(self.leader, is_self=True))
+        leader.on_event(LeaderChanged(self.leader, is_self=True, term=self._term))
         for name in self._reachable():
             if name != self.leader:
                 self._members[name].on_event(LeaderChanged(self.leader, is_self=False))
 
     # --- commands ---
 
-    def propose(self, member: Member, command: bytes) -> None:
-        """Accept a command from a node; it is lost if the node reaches no leader."""
-        is_there = self._members.get(member.name) is member and member.name not in self._isolated
-        if not self.leader or not is_there or not self._has_majority():
+    def propose(self, member: Member, command: bytes, term: int) -> None:
+        """Accept a command from the leader of a term; a former leader's is lost."""
+        leads = self.leader == member.name and self._members.get(member.name) is member
+        if not leads or term != self._term or not self._has_majority():
             return
         self._open_proposals.append(command)
         delay = self.kernel.random.randint(*_COMMIT_NS)

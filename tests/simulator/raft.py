@@ -81,10 +81,10 @@ class Member:
             on_fatal=self._fail,
         )
 
-    def propose(self, command: bytes) -> None:
-        """Send a command to the leader. The event `Committed` reports its application, if any."""
+    def propose(self, command: bytes, term: int) -> None:
+        """Propose a command, if this node leads. The event `Committed` reports its application."""
         if not self.is_gone:
-            self.raft.propose(command)
+            self.raft.propose(command, term)
 
     def _report(self, event: Event) -> None:
         if isinstance(event, Committed):

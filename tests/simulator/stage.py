@@ -219,11 +219,6 @@ class Node(raft_node.RaftNode):
         self._member.wire.read()
         super().doTick(0.0)
 
-    def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
-        """Propose a command, and schedule a turn."""
-        super().propose_command(command, done)
-        self.wake()
-
     def wake(self) -> None:
         """Schedule a turn."""
         self._member.wake()

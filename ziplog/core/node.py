@@ -113,6 +113,8 @@ class LeaderChanged(Event, frozen=True, gc=False):
     leader: str
     #: Whether this node is the leader.
     is_self: bool
+    #: The term that it leads in.
+    term: int = 0
 
 
 class Restored(Event, frozen=True, gc=False):
@@ -244,6 +246,8 @@ class Propose(Effect, frozen=True, gc=False):
     """Propose a command to Raft; `Committed` reports when it was applied, if it ever is."""
 
     command: bytes
+    #: The term that this node leads in, as far as it knows. Raft drops a command of another term.
+    term: int = 0
 
 
 class FailCalls(Effect, frozen=True, gc=False):

@@ -134,10 +134,11 @@ class Raft:
         """Join the group. Events come from now on."""
         self._thread.start()
 
-    def propose(self, command: bytes) -> None:
+    def propose(self, command: bytes, term: int) -> None:
         """Propose a command, if this node leads. `Committed` reports when it was applied, if ever.
 
-        A command of a node that does not lead is dropped: it may rest on an old state.
+        `term`: of the last `LeaderChanged` that the node has handled. A command of another term is
+        dropped, as is one of a node that does not lead: it may rest on an old state.
         """
         assert command, "a command has at least one byte"
         assert len(command) <= MAX_COMMAND, "a command is too long"
@@ -145,7 +146,7 @@ class Raft:
             return
         with self._open_or_closed:
             if not self._is_closed:
-                self._sync.propose_command(command, lambda *_: self._proposals.release())
+                self._sync.propose_command(command, term, lambda *_: self._proposals.release())
                 return
         self._proposals.release()
 
@@ -224,8 +225,9 @@ class Raft:
         if status.leader == self._name and not status.is_leader:
             status = status._replace(leader="")  # elected, but its log is not applied yet
         self._status = status
-        if status[:2] != before[:2]:
-            self._on_event(LeaderChanged(status.leader, status.is_leader))
+        has_new_term = status.is_leader and status.term != before.term
+        if status[:2] != before[:2] or has_new_term:
+            self._on_event(LeaderChanged(status.leader, status.is_leader, status.term))
         if status.connected != before.connected:
             self._on_event(PeersChanged(status.connected))
 

@@ -53,6 +53,7 @@ _NON_VOTER_LOG_INTERVAL_S: Final = 10.0
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _EntryTuple = tuple[bytes, _Number, _Number]
+_Proposal = tuple[bytes, int, "Callable[[bytes | None, int], None]"]
 
 
 class _Append(msgspec.Struct):
@@ -136,6 +137,8 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         self._voter_statuses: dict[str, VoterStatus | None] = dict.fromkeys(others)
         self._pending_voters: dict[str, PendingVoter] = {}
         self._pieces = bytearray()
+        #: Proposed commands that the library has not got: with the term that they count in.
+        self._proposed: queue.SimpleQueue[_Proposal] = queue.SimpleQueue()
         self._next_status_at = 0.0
         self._next_non_voter_log_at = time.monotonic() + _NON_VOTER_LOG_INTERVAL_S
         super().__init__(own, others, conf, transportClass=Transport)
@@ -162,12 +165,15 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         """Return the other nodes that are connected."""
         return [node for node in self.otherNodes if self.isNodeConnected(node)]
 
-    def propose_command(self, command: bytes, done: Callable[[bytes | None, int], None]) -> None:
-        """Propose a command, if this node leads; `done` receives its result and a failure code.
+    def propose_command(
+        self, command: bytes, term: int, done: Callable[[bytes | None, int], None]
+    ) -> None:
+        """Propose a command, if this node leads in `term`. From any thread.
 
-        From any thread.
+        `done` receives its result and a failure code.
         """
-        self._applyCommand(REGULAR + command, done)
+        self._proposed.put((command, term, done))
+        self.wake()
 
     def wake(self) -> None:
         """End the tick's sleep."""
@@ -218,6 +224,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 - called in every tick
         before = self._getRaftLogSize()
+        self._take_proposals()
         if self.leads():
             super()._checkCommandsToApply()
         else:
@@ -242,6 +249,17 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803, ARG002
         """Load the snapshot file; an error is fatal (the library would ignore it)."""
         self._load(Snapshot.read(self._snapshot))
+
+    def _take_proposals(self) -> None:
+        """Pass the proposed commands to the library, except those of another term than this."""
+        commands = self._SyncObj__commandsQueue
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command, term, done = self._proposed.get_nowait()
+                if term == self.raftCurrentTerm:
+                    commands.put_nowait((REGULAR + command, done))
+                else:
+                    done(None, pysyncobj.config.FAIL_REASON.NOT_LEADER)
 
     def _drop_commands(self) -> None:
         """Fail the proposed commands: this node does not lead.

@@ -50,6 +50,8 @@ class Leadership:
         self._nodes: Final = nodes
         self._own: Final = own
         self.is_self = False
+        #: The last term that this node led in.
+        self.term = 0
         #: Its name; "" while there is none.
         self.leader = ""
         #: The other nodes that this one can reach.
@@ -135,10 +137,16 @@ class ServiceNode(ABC):
                 self.state.restore(event.snapshot)
                 self._on_restored()
         effects, self._effects = self._effects, []
-        for effect in effects:
-            if type(effect) is Propose and len(self._proposed_at) < _MAX_TIMED:
-                self._proposed_at.setdefault(effect.command, now)
-        return effects
+        return [
+            self._of_this_term(effect.command) if type(effect) is Propose else effect
+            for effect in effects
+        ]
+
+    def _of_this_term(self, command: bytes) -> Propose:
+        """Return the proposal of a command, and begin to time its commit."""
+        if len(self._proposed_at) < _MAX_TIMED:
+            self._proposed_at.setdefault(command, self._now)
+        return Propose(command, self._leadership.term)
 
     def _time_commit(self, command: bytes) -> None:
         proposed_at = self._proposed_at.pop(command, None)
@@ -175,15 +183,16 @@ class ServiceNode(ABC):
         self._effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     def _on_leader_changed(self, event: LeaderChanged) -> None:
-        self._leadership.leader = event.leader
-        if event.is_self == self._leadership.is_self:
-            return
-        self._leadership.is_self = event.is_self
-        self._proposed_at.clear()
-        if event.is_self:
-            self._start_leading()
-        else:
+        leadership = self._leadership
+        leadership.leader = event.leader
+        if leadership.is_self and (not event.is_self or event.term != leadership.term):
+            leadership.is_self = False
+            self._proposed_at.clear()
             self._stop_leading()
+        if event.is_self and not leadership.is_self:
+            leadership.is_self, leadership.term = True, event.term
+            self._proposed_at.clear()
+            self._start_leading()
 
     def _apply(self, event: Committed) -> bytes | None:
         """Apply a command to this node's copy and return the result; None: the copy is wrong."""

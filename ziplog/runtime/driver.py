@@ -116,7 +116,7 @@ class Driver:
         insert_path: InsertPath | None = None,
         store_delay_ns: int = 0,
         flush_before_send: bool = False,
-        propose: Callable[[bytes], None] | None = None,
+        propose: Callable[[bytes, int], None] | None = None,
         publish: Callable[[bytes], None] | None = None,
         record_wire: Callable[[int], None] | None = None,
         record_level: Callable[[Durability], None] | None = None,
@@ -139,7 +139,7 @@ class Driver:
             store_delay_ns: longest time that the entries of these messages wait for others, so
                 that the store gets them together; any step ends it.
             flush_before_send: durability level `disk`.
-            propose: receives the commands of `Propose` effects; it must not block.
+            propose: receives the commands and terms of `Propose` effects; it must not block.
             publish: sends the frames of `Publish` effects to all that receive them.
             record_wire: stores the version of a `RecordWire` effect durably.
             record_level: stores the level of a `RecordLevel` effect durably.
@@ -490,7 +490,7 @@ class Driver:
 
     def _propose_command(self, effect: Propose) -> None:
         assert self._propose is not None, "a node that proposes needs a Raft group"
-        self._propose(effect.command)
+        self._propose(effect.command, effect.term)
 
     def _publish_message(self, effect: Publish) -> None:
         assert self._publish is not None, "a node that publishes needs a publisher"

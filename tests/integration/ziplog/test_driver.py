@@ -104,7 +104,7 @@ def test_effects_are_carried_out_in_order() -> None:
         Send(b"a", question(1)),
         Persist("entry"),
         Broadcast((b"b", b"c"), question(2)),
-        Propose(b"command"),
+        Propose(b"command", 7),
         Disconnect(b"a"),
     ]
     world = World(lambda event: effects if isinstance(event, Received) else [])
@@ -116,7 +116,7 @@ def test_effects_are_carried_out_in_order() -> None:
         ("append", "entry"),
         (b"b", question(2)),
         (b"c", question(2)),
-        ("propose", b"command"),
+        ("propose", b"command", 7),
         ("disconnect", b"a"),
     ]
 

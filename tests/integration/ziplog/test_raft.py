@@ -97,11 +97,16 @@ def group() -> dict[str, str]:
     return dict(zip("abc", free_endpoints(3), strict=True))
 
 
+def propose(node: Running, command: bytes) -> None:
+    """Propose a command in the current term."""
+    node.raft.propose(command, node.raft.status().term)
+
+
 def test_one_node_commits_in_order_and_posts_events(start: Callable[..., Running]) -> None:
     node = start("a", single())
     node.wait_leader()
     for index in range(50):
-        node.raft.propose(b"%d" % index)
+        propose(node, b"%d" % index)
     node.wait_committed(50)
     assert node.machine.words == node.committed == [b"%d" % index for index in range(50)]
     results = [event.result for event in node.events if isinstance(event, Committed)]
@@ -116,7 +121,7 @@ def test_a_lone_commit_does_not_wait_for_the_tick(
     node.wait_leader()
     monkeypatch.setattr(raft_module, "_LONE_TICK_S", 10.0)
     for index in range(20):
-        node.raft.propose(b"%d" % index)
+        propose(node, b"%d" % index)
         node.wait_committed(index + 1)
     assert len(node.committed) == 20
 
@@ -125,13 +130,13 @@ def test_a_restart_applies_everything_again(start: Callable[..., Running]) -> No
     nodes = single()
     first = start("a", nodes)
     first.wait_leader()
-    first.raft.propose(b"one")
-    first.raft.propose(b"two")
+    propose(first, b"one")
+    propose(first, b"two")
     first.wait_committed(2)
     first.raft.stop()
     second = start("a", nodes)
     second.wait_leader()
-    second.raft.propose(b"three")
+    propose(second, b"three")
     second.wait_committed(3)
     assert second.machine.words == [b"one", b"two", b"three"]
 
@@ -141,11 +146,11 @@ def test_snapshot_replaces_the_trimmed_entries(start: Callable[..., Running]) ->
     first = start("a", nodes)
     first.wait_leader()
     for index in range(30):
-        first.raft.propose(b"%d" % index)
+        propose(first, b"%d" % index)
     first.wait_committed(30)
     first.raft.snapshot()
     first.wait_trimmed()
-    first.raft.propose(b"after")
+    propose(first, b"after")
     first.wait_committed(31)
     first.raft.stop()
     second = start("a", nodes)
@@ -161,14 +166,14 @@ def test_a_crash_between_snapshot_and_trim_loses_nothing(
     first = start("a", nodes)
     first.wait_leader()
     for index in range(20):
-        first.raft.propose(b"%d" % index)
+        propose(first, b"%d" % index)
     first.wait_committed(20)
     with monkeypatch.context() as patch:
         patch.setattr("ziplog.raft.journal.Journal.drop_first", lambda *_: None)
         first.raft.snapshot()
         wait_until((first.raft._journal.directory / "snapshot").exists, "a snapshot")
         for index in range(20, 40):
-            first.raft.propose(b"%d" % index)
+            propose(first, b"%d" % index)
         first.wait_committed(40)
         first.raft.stop()
     second = start("a", nodes)
@@ -244,7 +249,7 @@ def test_a_command_does_not_wait_for_the_tick(
 
     def ask() -> None:
         if (node := next(asked, None)) is not None:
-            arguments = (b"word", answer)
+            arguments = (b"word", node.raft.status().term, answer)
             threading.Thread(target=node.raft._sync.propose_command, args=arguments).start()
 
     def answer(_result: object, failure: int) -> None:
@@ -266,7 +271,7 @@ def test_a_machine_that_raises_stops_the_node(
         raise ValueError("broken")
 
     monkeypatch.setattr(Words, "apply", fail)
-    node.raft.propose(b"one")
+    propose(node, b"one")
     node.wait(lambda: node.fatal)
     assert "broken" in node.fatal[0]
 
@@ -281,7 +286,7 @@ def test_a_failing_disk_stops_the_node(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ziplog.raft.journal.os.fdatasync", fail)
-    node.raft.propose(b"one")
+    propose(node, b"one")
     node.wait(lambda: node.fatal)
     assert "No space left on device" in node.fatal[0]
     assert node.committed == []
@@ -299,7 +304,7 @@ def test_a_lost_snapshot_stops_the_start(start: Callable[..., Running], tmp_path
     first = start("a", nodes)
     first.wait_leader()
     for index in range(20):
-        first.raft.propose(b"%d" % index)
+        propose(first, b"%d" % index)
     first.wait_committed(20)
     first.raft.snapshot()
     first.wait_trimmed()
@@ -323,7 +328,7 @@ def test_failed_tick_is_followed_by_others(
     with monkeypatch.context() as patch:
         patch.setattr("ziplog.raft.raft_node.RaftNode._send_status", fail)
         wait_until(lambda: len(failures) > 3, "it fails several times")
-    node.raft.propose(b"one")
+    propose(node, b"one")
     node.wait_committed(1)
     assert not node.fatal
 
@@ -334,9 +339,9 @@ def test_node_that_stopped_itself_accepts_no_commands(
     node = start("a", single())
     node.wait_leader()
     monkeypatch.setattr(Words, "apply", lambda *_: 1 / 0)
-    node.raft.propose(b"one")
+    propose(node, b"one")
     node.wait(lambda: node.fatal)
-    node.raft.propose(b"two")  # it must not write to a pipe that is closed
+    propose(node, b"two")  # it must not write to a pipe that is closed
 
 
 def test_a_taken_port_is_named(start: Callable[..., Running]) -> None:
@@ -353,7 +358,7 @@ def test_random_bytes_at_the_port_do_no_harm(start: Callable[..., Running]) -> N
     host, port = nodes["a"].split(":")
     with socket.create_connection((host, int(port))) as peer:
         peer.sendall(b"\x08\x00\x00\x00garbage!" * 20)
-    node.raft.propose(b"one")
+    propose(node, b"one")
     node.wait(lambda: node.committed == [b"one"])
     assert not node.fatal
 
@@ -418,7 +423,7 @@ def commit(commands: list[bytes], nodes: Collection[Running]) -> None:
             for node in nodes:  # the leader takes them
                 for command in commands:
                     if command not in node.machine.words:
-                        node.raft.propose(command)
+                        propose(node, command)
         return False
 
     wait_until(is_done, "all have applied them")

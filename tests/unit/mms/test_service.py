@@ -10,7 +10,15 @@ from mms.service import MembershipService
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.world import FakeServer, World, config
 from ziplog.config import ClusterConfig, ShardConfig
-from ziplog.core.node import Committed, Halt, LeaderChanged, LogWarning, Received, Restored
+from ziplog.core.node import (
+    Committed,
+    Halt,
+    LeaderChanged,
+    LogWarning,
+    Propose,
+    Received,
+    Restored,
+)
 from ziplog.core.view import Lease, fingerprint
 from ziplog.wire import (
     Frontier,
@@ -151,6 +159,14 @@ def test_a_new_leader_proposes_the_next_lease_at_once() -> None:
     assert world.lease.members == last.members
     assert all(server.announced[0].starts_in_us == 0 for server in world.servers)
     assert all(server.lease == world.lease for server in world.servers)
+
+
+def test_commands_name_the_term_that_the_node_leads_in() -> None:
+    """In another term, Raft drops them: they may rest on an old state."""
+    service = World().lead().run(5 * S).service
+    for term in (7, 9):  # The node leads again before it could notice that it did not.
+        effects = service.step(LeaderChanged("mms-0", is_self=True, term=term), 10 * S)
+        assert {effect.term for effect in effects if isinstance(effect, Propose)} == {term}
 
 
 def test_a_follower_learns_and_is_silent() -> None:

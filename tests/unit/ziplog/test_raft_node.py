@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def propose(node: Bench, done: list[bool]) -> None:
-    """Propose a command; `done` gets whether it was applied."""
+def propose(node: Bench, done: list[bool], term: int | None = None) -> None:
+    """Propose a command in a term, by default the current one; `done` gets if it was applied."""
     success = pysyncobj.config.FAIL_REASON.SUCCESS
-    node.node.propose_command(b"one", lambda _, failure: done.append(failure == success))
+    term = node.node.raftCurrentTerm if term is None else term
+    node.node.propose_command(b"one", term, lambda _, failure: done.append(failure == success))
 
 
 # --- entries ---
@@ -245,7 +246,7 @@ def test_snapshot_completes_waiting_commands(bench: Callable[..., Bench]) -> Non
 def test_a_command_may_be_proposed_while_a_snapshot_is_loaded(bench: Callable[..., Bench]) -> None:
     node = led(bench)
     node.node._SyncObj__currentVersionFuncNames = {}  # as it is for a moment meanwhile
-    node.raft.propose(b"one")
+    node.raft.propose(b"one", 4)
     node.tick()
     assert node.journal.entries[-1].command == b"\0one"
 
@@ -274,6 +275,16 @@ def test_commands_of_a_former_leader_are_not_kept_for_the_next_one(
     follow(node)
     node.tick()
     assert all(message["type"] != "apply_command" for _, message in node.wire.sent)
+    assert node.terms == [0, 4, 4]
+
+
+def test_a_leader_takes_no_command_of_an_earlier_term(bench: Callable[..., Bench]) -> None:
+    """Its service has not yet handled the entries of the leaders in between."""
+    node = led(bench)
+    done: list[bool] = []
+    propose(node, done, 3)
+    node.tick()
+    assert done == [False]
     assert node.terms == [0, 4, 4]
 
 

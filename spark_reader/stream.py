@@ -81,17 +81,25 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch with its plan; `start`: no new rows."""
-        begin, end = admission.position(start), self._end()
+        begin = admission.position(start)
+        end = self._end(begin)
         if end <= begin:
             return start
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         stop, pieces = self._admit(begin, end, max_bytes)
         return admission.offset(stop, plan_tasks(self._options, pieces))
 
-    def _end(self) -> int:
+    def _end(self, begin: int) -> int:
+        """Return an end of the log that is later than `begin`, or else the present one.
+
+        `processAllAvailable` requires this: it ends when a response contains nothing new.
+        """
         if self._target is not None:
             return self._target
-        if time.monotonic() >= self._latest_at + _LATEST_INTERVAL_S:
+        wait_s = self._latest_at + _LATEST_INTERVAL_S - time.monotonic()
+        if wait_s > 0 and self._latest <= begin:
+            time.sleep(wait_s)
+        if wait_s <= 0 or self._latest <= begin:
             self._latest = max(self._latest, self._open_session().latest())
             self._latest_at = time.monotonic()
         return self._latest

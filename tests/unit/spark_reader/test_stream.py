@@ -42,6 +42,9 @@ class FakeLog:
     def close(self) -> None:
         self.is_open = False
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
     def latest(self) -> int:
         self.asked += 1
         return self.tail + 1
@@ -73,6 +76,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
     fake = FakeLog()
     monkeypatch.setattr(stream, "source_of", lambda _options: fake)
     monkeypatch.setattr(stream.time, "monotonic", lambda: fake.now)
+    monkeypatch.setattr(stream.time, "sleep", fake.sleep)
     return fake
 
 
@@ -125,13 +129,23 @@ def test_requests_for_the_tail_are_rate_limited(log: FakeLog) -> None:
     source = reader()
     end = source.latestOffset({"gsn": 5}, ALL)
     log.tail = 200
-    for _ in range(10):
-        assert source.latestOffset(end, ALL) == end
+    assert source.latestOffset({"gsn": 50}, ALL)["gsn"] == 101, "there are rows to read"
     assert source.reportLatestOffset() == {"gsn": 101}
-    assert log.asked == 1
-    log.now += stream._LATEST_INTERVAL_S
-    assert source.latestOffset(end, ALL)["gsn"] == 201
+    assert (log.asked, log.now) == (1, 0)
+    for _ in range(10):
+        end = source.latestOffset(end, ALL)
     assert source.reportLatestOffset() == {"gsn": 201}
+    assert log.asked == 11
+    assert log.now == pytest.approx(10 * stream._LATEST_INTERVAL_S)
+
+
+def test_a_response_without_new_rows_is_never_out_of_date(log: FakeLog) -> None:
+    """`processAllAvailable` ends at the first such response."""
+    source = reader()
+    end = source.latestOffset({"gsn": 5}, ALL)
+    assert source.latestOffset(end, ALL) == end
+    log.tail = 200
+    assert source.latestOffset(end, ALL)["gsn"] == 201
 
 
 def test_offsets_never_decrease(log: FakeLog) -> None:

@@ -72,11 +72,16 @@ def offset(gsn: int, tasks: Sequence[Sequence[Piece]] | None = None) -> dict[str
 def tasks(offset: Mapping[str, Any]) -> list[list[Piece]]:
     """Return the plan of the micro-batch that ends at an offset.
 
+    The first micro-batch of a query that finds no rows ends at the query's start, without a plan.
+
     Raises:
         ConfigError: the checkpoint belongs to another source.
 
     """
-    text = offset.get("tasks")
+    if "tasks" not in offset:
+        position(offset)
+        return []
+    text = offset["tasks"]
     if text == "":
         return []
     if not isinstance(text, str) or _TASKS.fullmatch(text) is None:

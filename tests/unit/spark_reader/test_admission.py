@@ -56,8 +56,9 @@ def test_the_checkpoint_contains_the_plan(gsn: int, plan: list[list[Piece]]) -> 
     "offset", [{}, {"gsn": "7"}, {"gsn": -1}, {"0": {"topic": 5}}, {"gsn": None}]
 )
 def test_a_foreign_checkpoint_is_refused(offset: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="the checkpoint's offset is"):
-        admission.position(offset)
+    for read in (admission.position, admission.tasks):
+        with pytest.raises(ConfigError, match="the checkpoint's offset is"):
+            read(offset)
 
 
 @pytest.mark.parametrize("plan", [None, ";", "1:2", "1:2-3;", "a:1-2", "1:2-3,,1:3-4", 7])

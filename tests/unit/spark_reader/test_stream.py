@@ -231,6 +231,17 @@ def test_a_repeated_first_micro_batch_has_the_same_start(log: FakeLog) -> None:
     assert covered(tasks) == {0: [(103, 121)], 1: [(103, 121)]}
 
 
+def test_a_repeated_first_micro_batch_without_rows_has_none(log: FakeLog) -> None:
+    """Spark runs one though the first response contains nothing new."""
+    first = reader(startingOffsets="latest")
+    end = first.latestOffset(first.initialOffset(), ALL)
+    log.tail = 900
+    again = reader(startingOffsets="latest")
+    assert again.partitions(again.initialOffset(), end) == []
+    following = again.latestOffset(end, ALL)
+    assert covered(again.partitions(end, following)) == {0: [(103, 901)], 1: [(103, 901)]}
+
+
 def test_a_restart_ignores_the_new_initial_offset(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,15 +58,29 @@ def position(offset: Mapping[str, Any]) -> int:
     return gsn
 
 
-def offset(gsn: int, tasks: Sequence[Sequence[Piece]] | None = None) -> dict[str, Any]:
+def cluster(offset: Mapping[str, Any]) -> str:
+    """Return the id of an offset's cluster; "" if the offset does not contain it."""
+    return str(offset.get("cluster", ""))
+
+
+def offset(
+    gsn: int, tasks: Sequence[Sequence[Piece]] | None = None, cluster: str = ""
+) -> dict[str, Any]:
     """Return the offset at a position, with the plan of the micro-batch that ends there.
 
-    An empty list is a plan too: the whole range was trimmed. None: there is no plan.
+    Args:
+        gsn: the position.
+        tasks: the plan; an empty list if the whole range was trimmed; None: there is no plan.
+        cluster: the id of the cluster; "": unknown.
+
     """
-    if tasks is None:
-        return {"gsn": gsn}
-    texts = (",".join(f"{p.shard}:{p.start}-{p.stop}" for p in task) for task in tasks)
-    return {"gsn": gsn, "tasks": ";".join(texts)}
+    found: dict[str, Any] = {"gsn": gsn}
+    if cluster:
+        found["cluster"] = cluster
+    if tasks is not None:
+        texts = (",".join(f"{p.shard}:{p.start}-{p.stop}" for p in task) for task in tasks)
+        found["tasks"] = ";".join(texts)
+    return found
 
 
 def tasks(offset: Mapping[str, Any]) -> list[list[Piece]]:

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
 
 from spark_reader.clean_errors import without_traceback
 from spark_reader.options import parse
+from spark_reader.reading import require_cluster
 from spark_reader.schema import DEFAULT, projection
 from spark_reader.sources import source_of
 from spark_reader.tasks import Share, plan_tasks, read_task
@@ -142,6 +143,7 @@ class Reader(DataSourceReader):
         freeze_gc()
         pinned = self._pinned
         with source_of(self._options).open() as session:
+            require_cluster("load", pinned.cluster, session.cluster_id())
             pieces = session.pieces_of(pinned.start, pinned.stop)
             source = session.for_tasks()
         # Spark requires at least one.

@@ -43,10 +43,12 @@ _RULE: Final = "the data directory of a cluster, or of one of its storage server
 
 
 class _ServerDirectories(msgspec.Struct, frozen=True):
-    """The cluster name and the server directories of a data directory."""
+    """The cluster's name and id, and the server directories of a data directory."""
 
     #: The cluster's name.
     name: str
+    #: "": unknown.
+    cluster_id: str
     #: Directories of servers, by shard.
     servers: dict[int, list[str]]
 
@@ -86,7 +88,8 @@ class FileSource(msgspec.Struct, frozen=True):
 def _find_servers(path: Path) -> _ServerDirectories:
     if (path / _SEGMENTS).is_dir():
         identity = _identity(path)
-        return _ServerDirectories(identity.cluster, {_shard_of(path, identity.node): [str(path)]})
+        shard = _shard_of(path, identity.node)
+        return _ServerDirectories(identity.cluster, "", {shard: [str(path)]})
     if (path / _CLUSTER_FILE).is_file():
         config = load(path / _CLUSTER_FILE)
         servers = {s.id: [path / node.name for node in s.replicas] for s in config.shards}
@@ -101,7 +104,7 @@ def _find_servers(path: Path) -> _ServerDirectories:
             if not each:
                 names = " and ".join(server.name for server in servers[shard])
                 raise UnavailableError(f"{path} has no files of shard {shard} ({names})")
-        return _ServerDirectories(config.name, there)
+        return _ServerDirectories(config.name, config.id or "", there)
     why = "" if path.is_dir() else " (no such directory on this machine)"
     raise ConfigError(PATH, str(path), _RULE + why)
 
@@ -164,6 +167,10 @@ class FileSession(Session):
     def topic(self) -> str:
         """Return the cluster's name."""
         return self._directories.name
+
+    def cluster_id(self) -> str:
+        """Return the cluster's id in the cluster file; "" if it has none."""
+        return self._directories.cluster_id
 
     def latest(self) -> int:
         """Return the least stable end of all shards, or the largest if all servers are stopped.

@@ -24,7 +24,7 @@ from ziplog.client import arguments
 from ziplog.core.writer_table import WriterTable, merged_tables
 from ziplog.errors import ClosedError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.segments.buffer_pool import BufferPool
-from ziplog.types import RecordId
+from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,11 @@ class LogSession(Session):
             options = self._options
             # Checked here so that the error names the option.
             arguments.endpoints(options.servers, SERVERS)
-            self._connected = ziplog.connect(options.servers, timeout=options.timeout_s)
+            # A task reads the same cluster as the driver.
+            expected = cluster_id(self._found.number) if self._found is not None else None
+            self._connected = ziplog.connect(
+                options.servers, timeout=options.timeout_s, cluster_id=expected
+            )
         return self._connected
 
     @property
@@ -123,6 +127,10 @@ class LogSession(Session):
         if not self._name:
             self._name = str(self.connect().cluster()["cluster"])
         return self._name
+
+    def cluster_id(self) -> str:
+        """Return the cluster's id."""
+        return cluster_id(self.number)
 
     def latest(self) -> int:
         """Return the position after the tail."""

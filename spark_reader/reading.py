@@ -39,11 +39,12 @@ _Rows = TypeVar("_Rows")
 
 
 class Pinned(msgspec.Struct, frozen=True):
-    """The fixed range of a load, positions [start, stop), and the cluster's name."""
+    """The fixed range of a load, positions [start, stop), and the cluster's name and id."""
 
     start: int
     stop: int
     topic: str
+    cluster: str = ""
 
 
 class HasEpochs(Protocol):
@@ -168,6 +169,26 @@ def blocks_from_units(steps: Iterable[tuple[list[Unit], int]], start: int) -> It
         yield block_of_units(units, start, reached)
 
 
+def require_cluster(what: str, expected: str, found: str) -> None:
+    """Refuse positions of another cluster.
+
+    Args:
+        what: the positions' origin: a checkpoint, or a load.
+        expected: the id of its cluster; "": unknown.
+        found: the id of the cluster in the options; "": unknown.
+
+    Raises:
+        ConfigError: both ids are known, and differ.
+
+    """
+    if expected and found and found != expected:
+        problem = (
+            f"this {what} is of cluster {expected}, but the options name cluster {found}:"
+            f" use that cluster, or another {what}"
+        )
+        raise ConfigError("the cluster", found, expected, message=problem)
+
+
 class Session(ABC):
     """An open source. Not thread-safe, but several `read` calls may be interleaved."""
 
@@ -185,6 +206,10 @@ class Session(ABC):
     @abstractmethod
     def topic(self) -> str:
         """Return the cluster's name."""
+
+    @abstractmethod
+    def cluster_id(self) -> str:
+        """Return the cluster's id; "" if it is unknown."""
 
     @abstractmethod
     def pin(self) -> Pinned:
@@ -313,7 +338,7 @@ class Session(ABC):
         """Return the range from `start` (None: `trim`) to `stop` (None: `latest`)."""
         start = trim if start is None else self.after_trim(max(start, 1), trim)
         stop = max(latest, start) if stop is None else self.after_trim(max(stop, 1), trim)
-        return Pinned(start, max(stop, start), self.topic())
+        return Pinned(start, max(stop, start), self.topic(), self.cluster_id())
 
     # --- the trim point ---
 

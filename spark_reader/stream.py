@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_reader import admission
 from spark_reader.clean_errors import without_traceback
+from spark_reader.reading import require_cluster
 from spark_reader.sources import source_of
 from spark_reader.tasks import Share, plan_tasks, read_task
 
@@ -57,13 +58,13 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Return the start of a query without a checkpoint; repeated calls return the same."""
+        session = self._open_session()
         if self._initial is None:
-            session = self._open_session()
             if self._options.starts_at_latest:
                 self._initial = session.latest_decided()
             else:
                 self._initial = session.pin().start
-        return admission.offset(self._initial)
+        return admission.offset(self._initial, cluster=session.cluster_id())
 
     @without_traceback
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -82,12 +83,13 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch with its plan; `start`: no new rows."""
         begin = admission.position(start)
+        session = self._session_of(start)
         end = self._end(begin)
         if end <= begin:
             return start
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         stop, pieces = self._admit(begin, end, max_bytes)
-        return admission.offset(stop, plan_tasks(self._options, pieces))
+        return admission.offset(stop, plan_tasks(self._options, pieces), session.cluster_id())
 
     def _end(self, begin: int) -> int:
         """Return an end of the log that is later than `begin`, or else the present one.
@@ -130,7 +132,7 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         # The plan also defines the start. A query that starts at `latest`, and that is restarted
         # during its first micro-batch, gets another start offset.
-        session = self._open_session()
+        session = self._session_of(end)
         source, topic = session.for_tasks(), session.topic()
         return [
             Share(task_index, pieces, source, topic)
@@ -147,6 +149,12 @@ class ZiplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._session is not None:
             self._session.close()
             self._session = None
+
+    def _session_of(self, offset: dict[str, Any]) -> Session:
+        """Return the session; refuse an offset of another cluster."""
+        session = self._open_session()
+        require_cluster("checkpoint", admission.cluster(offset), session.cluster_id())
+        return session
 
     def _open_session(self) -> Session:
         if self._session is None:

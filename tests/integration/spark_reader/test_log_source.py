@@ -9,6 +9,7 @@ import pytest
 
 import ziplog
 from spark_reader import log_source
+from spark_reader.data_source import Reader
 from spark_reader.options import SERVERS, TIMEOUT, parse
 from spark_reader.projection import Projection
 from spark_reader.ranges import read_range
@@ -30,6 +31,7 @@ from ziplog.core.writer_table import WriterTable
 from ziplog.deploy import new_shard
 from ziplog.errors import (
     ClosedError,
+    ClusterMismatchError,
     ConfigError,
     NoSuchRecordError,
     TrimmedError,
@@ -268,6 +270,22 @@ def test_a_closed_session_does_not_connect(cluster: Cluster) -> None:
     session = source.open()
     session.close()
     with pytest.raises(ClosedError):
+        session.topic()
+
+
+def test_a_load_of_another_cluster_is_refused(cluster: Cluster) -> None:
+    """At the address of the load, or in its directory, there is another cluster by then."""
+    with cluster.connect(timeout=TIMEOUT_S) as log:
+        found = log.cluster()["cluster_id"]
+    for options in (asked(cluster), {"path": str(cluster.config.data_dir)}):
+        with source_of(parse(options)).open() as session:
+            pinned = session.pin()
+        assert pinned.cluster == found
+        other = msgspec.structs.replace(pinned, cluster="1" * 32)
+        with pytest.raises(ConfigError, match=f"this load is of cluster 1+, but .* {found}: use"):
+            Reader(parse(options), other, DEFAULT).partitions()
+    source = log_source.LogSource(parse(asked(cluster)), log_source._ClusterFacts(1, {}))
+    with source.open() as session, pytest.raises(ClusterMismatchError):
         session.topic()
 
 

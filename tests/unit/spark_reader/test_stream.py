@@ -34,6 +34,7 @@ class FakeLog:
         self.is_open = False
         #: All before it was trimmed.
         self.trim = 1
+        self.cluster = ""
 
     def open(self) -> FakeLog:
         self.is_open = True
@@ -58,6 +59,9 @@ class FakeLog:
 
     def topic(self) -> str:
         return "demo"
+
+    def cluster_id(self) -> str:
+        return self.cluster
 
     def for_tasks(self) -> str:
         return "the demo's source"
@@ -250,6 +254,34 @@ def test_a_restart_ignores_the_new_initial_offset(
     source = reader(startingOffsets="5")
     end = source.latestOffset({"gsn": 50, "tasks": "0:5-50"}, ALL)
     assert covered(source.partitions({"gsn": 50, "tasks": "0:5-50"}, end))[1] == [(50, 101)]
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(log: FakeLog) -> None:
+    """Its positions mean nothing there: rows would be missing, or the stream would wait."""
+    log.cluster = "1" * 32
+    first = reader()
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    assert reader().latestOffset(end, ALL) is end
+    log.cluster = "2" * 32
+    for request in (
+        lambda: reader().latestOffset(end, ALL),
+        lambda: reader().partitions(start, end),
+    ):
+        with pytest.raises(ConfigError, match="this checkpoint is of cluster 111"):
+            request()
+    assert reader().initialOffset()["cluster"] == log.cluster
+
+
+def test_a_checkpoint_without_a_cluster_is_accepted(log: FakeLog) -> None:
+    """An earlier release wrote it, or the files did not name their cluster."""
+    log.cluster = "2" * 32
+    source = reader()
+    end = source.latestOffset({"gsn": 5}, ALL)
+    assert end["cluster"] == log.cluster
+    assert len(source.partitions({"gsn": 5}, {"gsn": 50, "tasks": "0:5-50"})) == 1
+    log.cluster = ""
+    assert len(reader().partitions({"gsn": 5}, end)) == len(source.partitions({"gsn": 5}, end))
 
 
 def test_a_pickled_reader_has_no_open_session(log: FakeLog) -> None:

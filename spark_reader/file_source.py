@@ -75,7 +75,7 @@ class FileSource(msgspec.Struct, frozen=True):
             UnavailableError: the files of a shard are missing.
 
         """
-        path = Path(self.options.path.removeprefix("file:")).absolute()
+        path = _path(self.options)
         try:
             directories = self.directories
             if directories is None or not directories.is_readable():
@@ -83,6 +83,10 @@ class FileSource(msgspec.Struct, frozen=True):
         except OSError as error:
             raise ConfigError(PATH, str(path), f"{_RULE} ({error.strerror})") from None
         return FileSession(self.options, directories, memory or BufferPool())
+
+
+def _path(options: Options) -> Path:
+    return Path(options.path.removeprefix("file:")).absolute()
 
 
 def _find_servers(path: Path) -> _ServerDirectories:
@@ -137,15 +141,39 @@ class FileSession(Session):
         self, options: Options, directories: _ServerDirectories, memory: BufferPool
     ) -> None:
         super().__init__(options)
-        self._directories: Final = directories
-        self._segment_directories: Final = {
+        self._memory: Final = memory
+        self._cluster_file: Final = _path(options) / _CLUSTER_FILE
+        #: The version of the cluster file that `_directories` agree with; None: not known.
+        self._stamp: tuple[int, int] | None = None
+        self._use(directories)
+
+    def _use(self, directories: _ServerDirectories) -> None:
+        self._directories = directories
+        self._segment_directories = {
             shard: [Path(server) / _SEGMENTS for server in servers]
             for shard, servers in sorted(directories.servers.items())
         }
-        self._readers: Final = {
-            shard: [BlockReader(path, memory) for path in each]
+        self._readers = {
+            shard: [BlockReader(path, self._memory) for path in each]
             for shard, each in self._segment_directories.items()
         }
+
+    def _find_again(self) -> bool:
+        """Find the servers in a changed cluster file; return whether they are others.
+
+        Raises:
+            UnavailableError: the files of a shard are missing.
+
+        """
+        stamp = _stamp(self._cluster_file)
+        if stamp == self._stamp:
+            return False
+        found = _find_servers(self._cluster_file.parent)
+        self._stamp = stamp
+        if found == self._directories:
+            return False
+        self._use(found)
+        return True
 
     def close(self) -> None:
         """Do nothing: no file is open between two calls."""
@@ -173,6 +201,16 @@ class FileSession(Session):
         return self._directories.cluster_id
 
     def latest(self) -> int:
+        """Return the end of the files of all shards, also of those that were added meanwhile."""
+        latest = self._latest()
+        try:
+            # After the ends: a shard that is not in the cluster file yet has no position there.
+            return self.latest() if self._find_again() else latest
+        except UnavailableError:
+            # The new shard has no files yet. Nothing can be read until they show its positions.
+            return 1
+
+    def _latest(self) -> int:
         """Return the least stable end of all shards, or the largest if all servers are stopped.
 
         Without a clean stop of one of its servers, a shard may hold more than its files show.
@@ -193,7 +231,7 @@ class FileSession(Session):
 
     def pin(self) -> Pinned:
         """Return the range; see `Session.pin`."""
-        options, latest = self._options, self.latest()
+        options, latest = self._options, self._latest()
         if options.stop is not None and options.stop > latest:
             raise ConfigError(
                 STOP, options.stop, f"at most {latest}, the end of the files of all shards"
@@ -270,6 +308,15 @@ class _Directories(Replicas):
                 why = "; ".join(faults) or "the stable records end before it"
                 raise UnavailableError(f"no server's files contain gsn {at}: {why}")
             at = kept
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return what changes with each version of a file; None if there is no file."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
 
 
 def _end(reader: BlockReader) -> int:

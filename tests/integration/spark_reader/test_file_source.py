@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_reader import file_source
 from spark_reader.options import parse
@@ -15,15 +16,16 @@ from spark_reader.projection import projection_of
 from spark_reader.ranges import read_range
 from spark_reader.schema import DEFAULT
 from spark_reader.sources import source_of
+from spark_reader.stream import ZiplogStreamReader
 from tests.unit.spark_reader.logs import Key, as_key, as_sent, fill, small_cluster, subscribed
 from tests.waiting import wait_until
 from ziplog import RecordId, policy
 from ziplog.errors import ConfigError, TrimmedError, UnavailableError
+from ziplog.local import Cluster
 from ziplog.segments.directory import SegmentDirectory
 
 if TYPE_CHECKING:
     from ziplog import Log
-    from ziplog.local import Cluster
 
 Files = tuple[Path, list[Key], list[Key], int]
 
@@ -333,3 +335,54 @@ def test_a_trim_during_a_read_is_an_error_or_left_out(tmp_path: Path) -> None:
     assert {row[0] for row in everything if row >= first} <= set(offsets)
     assert everything[0][0] not in offsets
     assert len(set(offsets)) == len(offsets)
+
+
+def test_a_stream_reads_shards_that_are_added_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Cluster(path, shards=1, f=0) as cluster, cluster.connect() as log:
+        source = ZiplogStreamReader(parse({"path": str(path)}, "stream"), DEFAULT)
+        offset = source.initialOffset()
+        found: list[RecordId] = []
+
+        def reads(shard: int, rid: RecordId) -> bool:
+            """Read on; an idle shard would hold back the end, so a shard gets another record."""
+            nonlocal offset
+            log.set_policy(policy.pin(shard))
+            log.insert_after(b"later")
+            start, offset = offset, source.latestOffset(offset, ReadAllAvailable())
+            for task in source.partitions(start, offset):
+                for batch in source.read(task):
+                    columns = (batch.column(name).to_pylist() for name in ("offset", "partition"))
+                    found.extend(map(RecordId, *columns))
+            return rid in found
+
+        first = log.insert_after(b"first")
+        wait_until(lambda: reads(0, first), "the first shard's record is missing")
+        added = cluster.add_shard()
+        log.set_policy(policy.pin(added))
+        second = log.insert_after(b"second")
+        wait_until(lambda: reads(0, second), "the new shard's record is missing")
+
+
+def test_the_end_waits_for_the_files_of_an_added_shard(log_files: Files, tmp_path: Path) -> None:
+    path, everything, _, _ = log_files
+    copy, away = tmp_path / "log", tmp_path / "away"
+    shutil.copytree(path, copy)
+    away.mkdir()
+    added = [copy / "shard-1-0", copy / "shard-1-1"]
+    file = copy / "cluster.toml"
+    both = file.read_text()
+    file.write_text("[[shard]]".join(both.split("[[shard]]")[:2]))
+    for server in added:
+        server.rename(away / server.name)
+    with source_of(parse({"path": str(copy)})).open() as session:
+        assert session.latest() > 1
+        file.write_text(both)
+        assert session.latest() == 1
+        for server in added:
+            (away / server.name).rename(server)
+        stop = session.latest()
+        assert stop == pinned(copy)
+        pieces = session.pieces_of(1, stop)
+        rows = session.read(pieces, projection_of(parse({"path": str(copy)}), DEFAULT, ""))
+        assert sum(batch.num_rows for batch in rows) == len(everything)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from ziplog.core.writer_table import WriterTable
 from ziplog.errors import TrimmedError, UnavailableError
 from ziplog.segments.blocks import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ziplog.core.writer_table import WriterTable
     from ziplog.segments.blocks import Block
 
 
@@ -63,9 +63,12 @@ class Deduplicator:
         # Applying overlapping records again changes nothing: no row is later than itself.
         return _apply(self._writers, block, block.rows)
 
-    def reset_at(self, block: Block) -> list[tuple[int, int]]:
-        """Return the same for a block without known history; start with an empty writer table."""
-        self._writers = WriterTable()
+    def reset_at(self, block: Block, known: WriterTable) -> list[tuple[int, int]]:
+        """Return the same for a block after trimmed records, with what is known of their writers.
+
+        A table without some of the rows may find fewer duplicates, and never others.
+        """
+        self._writers = known
         return _apply(self._writers, block, block.rows)
 
     def _table_at(self, stop: int) -> WriterTable:

@@ -284,6 +284,10 @@ class _Directories(Replicas):
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return what the tables of all directories know; see `Replicas.table`."""
+        return self.known_table(gsn)
+
+    def known_table(self, gsn: int) -> tuple[int, WriterTable]:
+        """Return the same, whatever was trimmed; see `Replicas.known_table`."""
         return reduce(
             merged_tables, (reader.writers(gsn) for reader in self._readers), (1, WriterTable())
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack, suppress
+from functools import reduce
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -247,14 +248,17 @@ class _Servers(Replicas):
 
     def table(self, gsn: int) -> tuple[int, WriterTable]:
         """Return what the tables of all archives know; see `Replicas.table`."""
-        best = 0, WriterTable()
-        for found in self._try_archives(lambda client: client.writers(gsn)):
-            best = merged_tables(best, found)
+        best = self.known_table(gsn)
         # The trim point may have advanced since the archives were opened.
         trim = self._session.connect().extents(gsn, gsn).trim
         if trim > gsn:
             raise TrimmedError(RecordId(trim, 0))
         return merged_tables(best, (max(trim, 1), WriterTable()))
+
+    def known_table(self, gsn: int) -> tuple[int, WriterTable]:
+        """Return what the tables of all archives know; see `Replicas.known_table`."""
+        answers = self._try_archives(lambda client: client.writers(gsn))
+        return reduce(merged_tables, answers, (0, WriterTable()))
 
     def _try_archives(self, ask: Callable[[ArchiveClient], _T]) -> Iterator[_T]:
         """Yield the responses of the archives; drop each archive that fails."""

@@ -113,6 +113,13 @@ class Replicas(ABC):
         """
 
     @abstractmethod
+    def known_table(self, gsn: int) -> tuple[int, WriterTable]:
+        """Return the last table that a replica still has at or before `gsn`, and its position.
+
+        Records between the two may be trimmed. At worst the table is empty.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Close it."""
 
@@ -303,8 +310,10 @@ class Session(ABC):
                 try:
                     old = repeats.repeated_rows(block)
                 except TrimmedError as error:
-                    # The writer table before the block is lost: the read continues with this block.
-                    at, old = self.after_trim(at, error.first.gsn), repeats.reset_at(block)
+                    # Records before the block were trimmed: what replicas still know must do.
+                    at = self.after_trim(at, error.first.gsn)
+                    _, known = replicas.known_table(block.start)
+                    old = repeats.reset_at(block, known)
                 # Blocks of different servers may overlap.
                 yield from convert(block, at, piece.stop, old)
                 at = max(at, block.stop)

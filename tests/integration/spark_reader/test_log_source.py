@@ -25,6 +25,7 @@ from tests.unit.spark_reader.logs import (
     small_cluster,
     subscribed,
 )
+from tests.waiting import wait_until
 from ziplog import RecordId
 from ziplog.archive.client import ArchiveClient
 from ziplog.core.writer_table import WriterTable
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_reader.planning import Piece
+    from spark_reader.reading import Session
     from ziplog import Log
     from ziplog.client.bulk.outline import ShardOutline
     from ziplog.local import Cluster
@@ -339,6 +341,30 @@ def test_a_range_that_starts_at_a_trim_point_within_a_block_has_no_duplicates(
     with source_of(parse(asked(cluster))).open() as session:
         found = keys(session.read(pieces, Projection(DEFAULT, "local")))
     assert found == [row for row in mine if row[0] >= trim]
+
+
+def starts_of_repeats(session: Session) -> list[int]:
+    """Return the starts of the blocks of shard 0 that archives have and that contain origins."""
+    at, starts = 1, []
+    with session.replicas(0, 1, 2, 0) as replicas:
+        while isinstance(block := replicas.block(at), Block):
+            starts += [block.start] if block.origins else []
+            at = block.stop
+    return starts
+
+
+def test_rows_of_trimmed_writers_are_still_known_within_a_block(
+    cluster: Cluster, log: Log, everything: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block begins before the trim point, and repeats rows of blocks before it."""
+    with source_of(parse(asked(cluster))).open() as session:
+        wait_until(lambda: len(starts_of_repeats(session)) > 1, "archives have one block only")
+        trim = starts_of_repeats(session)[-1] + 1
+        pieces = session.pieces_of(trim, session.pin().stop)
+        trimmed = msgspec.structs.replace(log.extents(1, 2), trim=trim)
+        monkeypatch.setattr(ziplog.Log, "extents", lambda *_: trimmed)
+        found = keys(session.read(pieces, Projection(DEFAULT, "local")))
+    assert found == [row for row in everything if row[0] >= trim]
 
 
 def test_after_all_archives_failed_the_current_ones_are_requested(

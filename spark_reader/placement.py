@@ -35,14 +35,18 @@ def members(status: Mapping[str, Any], *, include_absent: bool) -> tuple[int, ..
     Args:
         status: the status document.
         include_absent: include shards that are parked or recovering, so that a repeated write
-            uses the same shards.
+            uses the same shards. Without this, they are returned if there are no others: an insert
+            waits for its shard.
 
     Raises:
         UnavailableError: there is no such shard.
 
     """
-    states = _MEMBERS if include_absent else {"live"}
-    found = sorted(shard["id"] for shard in status["shards"] if shard["state"] in states)
+    states = {shard["id"]: shard["state"] for shard in status["shards"]}
+    found = sorted(shard for shard, state in states.items() if state in _MEMBERS)
+    live = [shard for shard in found if states[shard] == "live"]
+    if live and not include_absent:
+        return tuple(live)
     if not found:
         raise UnavailableError(f"no shard of cluster {status['cluster']!r} takes records now")
     return tuple(found)

@@ -60,7 +60,9 @@ class _Job:
         with ziplog.connect(self.options.servers, timeout=self.options.timeout_s) as log:
             status = log.cluster()
         is_repeatable = stream or self.options.identity is not None
-        self._shards: Final = members(status, include_absent=is_repeatable)
+        # The insert waits for a shard that the user names.
+        include_absent = is_repeatable or isinstance(self._policy, int)
+        self._shards: Final = members(status, include_absent=include_absent)
         # An invalid policy fails here, and not in every task.
         check_policy(self._policy, self._shards)
 

@@ -26,9 +26,15 @@ def test_a_repeatable_write_includes_parked_and_recovering_shards() -> None:
     assert members(mixed, include_absent=False) == (3,)
 
 
-def test_a_write_without_a_live_shard_fails() -> None:
-    with pytest.raises(UnavailableError, match="no shard of cluster 'c'"):
-        members(status(s1="leaving"), include_absent=True)
+def test_a_write_without_a_live_shard_waits_for_one() -> None:
+    """A cluster of one shard has none for some seconds after the failure of a server."""
+    assert members(status(s0="recovering", s1="left"), include_absent=False) == (0,)
+
+
+def test_a_write_without_a_shard_fails() -> None:
+    for include_absent in (True, False):
+        with pytest.raises(UnavailableError, match="no shard of cluster 'c'"):
+            members(status(s1="leaving"), include_absent=include_absent)
 
 
 def test_writer_ids_and_shards_never_change() -> None:

@@ -185,7 +185,7 @@ class FileSession(Session):
     # --- planning ---
 
     def _ends(self) -> dict[int, int]:
-        return {shard: max(map(_end, each)) for shard, each in self._readers.items()}
+        return {shard: _end(shard, each) for shard, each in self._readers.items()}
 
     @property
     def trim(self) -> int:
@@ -205,10 +205,11 @@ class FileSession(Session):
         latest = self._latest()
         try:
             # After the ends: a shard that is not in the cluster file yet has no position there.
-            return self.latest() if self._find_again() else latest
+            is_current = not self._find_again()
         except UnavailableError:
             # The new shard has no files yet. Nothing can be read until they show its positions.
             return 1
+        return latest if is_current else self.latest()
 
     def _latest(self) -> int:
         """Return the least stable end of all shards, or the largest if all servers are stopped.
@@ -323,11 +324,23 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     return facts.st_ino, facts.st_mtime_ns
 
 
-def _end(reader: BlockReader) -> int:
-    try:
-        return reader.stable_end
-    except UnreadableError:
-        return 1
+def _end(shard: int, readers: list[BlockReader]) -> int:
+    """Return the greatest stable end of a shard's directories.
+
+    Raises:
+        UnavailableError: all have files that cannot be read, so the shard's records are unknown.
+
+    """
+    ends: list[int] = []
+    faults: list[str] = []
+    for reader in readers:
+        try:
+            ends.append(reader.stable_end)
+        except UnreadableError as error:
+            faults.append(str(error))
+    if not ends:
+        raise UnavailableError(f"no files of shard {shard} can be read: {'; '.join(faults)}")
+    return max(ends)
 
 
 def _trim(reader: BlockReader) -> int:

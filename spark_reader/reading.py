@@ -226,6 +226,7 @@ class Session(ABC):
             TrimmedError: it begins below the trim point, and `failOnDataLoss` is true.
             NoSuchRecordError: a position in it was never assigned.
             ConfigError: there is no such epoch, or the end is not reached yet.
+            UnavailableError: a shard does not answer, or none of its files can be read.
 
         """
 

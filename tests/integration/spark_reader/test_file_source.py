@@ -256,6 +256,21 @@ def test_damage_in_all_replicas_is_an_error(log_files: Files, tmp_path: Path) ->
         rows(copy)
 
 
+def test_a_shard_without_a_readable_file_is_an_error(log_files: Files, tmp_path: Path) -> None:
+    """Its records are not left out, as if it had none."""
+    path, everything, _, _ = log_files
+    copy = tmp_path / "log"
+    shutil.copytree(path, copy)
+    for server in ("shard-0-0", "shard-0-1"):
+        assert rows(copy) == everything
+        # The system does not let a program read a directory as a file.
+        newest = max((copy / server / "segments").glob("*.seg"))
+        newest.unlink()
+        newest.mkdir()
+    with pytest.raises(UnavailableError, match="no files of shard 0 can be read: "):
+        rows(copy)
+
+
 def test_an_end_after_the_files_is_refused(
     log_files: Files,
 ) -> None:

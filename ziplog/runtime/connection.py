@@ -180,10 +180,11 @@ class Connection:
         """Whether output waits for the socket."""
         return bool(self._output)
 
-    def greet(self) -> None:
-        """Queue the greeting, as the first output."""
+    def greet(self) -> int:
+        """Queue the greeting, as the first output; return its size."""
         self._output.appendleft(GREETING)
         self.queued_bytes += len(GREETING)
+        return len(GREETING)
 
     def drop_output(self) -> int:
         """Drop queued output; return the number of pieces."""

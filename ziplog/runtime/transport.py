@@ -245,8 +245,7 @@ class Transport:
     def _start(self, connection: Connection) -> None:
         """Send the greeting, and the frames that wait."""
         connection.last_active = self._checks
-        connection.greet()
-        self._queued_bytes += connection.queued_bytes
+        self._queued_bytes += connection.greet()
         self._flush(connection)
 
     def _lose(self, connection: Connection, problem: str = _ENDED) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ziplog.client.blocking import Log
     from ziplog.types import Event
 
+#: Interval between two checks whether `--follow` has reached the position of `--to`, in seconds.
+_CHECK_S: Final = 0.25
 
 Start = Annotated[
     str | None,
@@ -136,7 +138,7 @@ def tail(
         else:
             subscription = log.subscribe(find(log), follow=follow, shards=shard, timeout=timeout_s)
         with subscription:
-            records = _until(_followed(subscription) if follow else subscription, end)
+            records = _until(_followed(subscription, end) if follow else subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
             sys.stdout.buffer.writelines(map(render, _first(chosen, limit)))
 
@@ -180,7 +182,7 @@ def _filters(
     if grep is not None:
         try:
             expression = re.compile(typed_bytes(grep))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError("--grep", grep, f"a regular expression ({error})") from None
         accepts.append(lambda record: expression.search(record.payload) is not None)
     return accepts
@@ -197,9 +199,16 @@ def _first(records: Iterator[ziplog.Record], limit: int | None) -> Iterator[zipl
     return itertools.islice(records, None if limit is None else min(limit, sys.maxsize))
 
 
-def _followed(subscription: ziplog.Subscription) -> Iterator[ziplog.Record]:
-    """Yield records; flush stdout before each wait for more of them."""
-    while batch := subscription.fetch():
+def _followed(subscription: ziplog.Subscription, end: int | None) -> Iterator[ziplog.Record]:
+    """Yield records, also after `end`; flush stdout before each wait for more of them.
+
+    It stops once no record before `end` (None: never) can follow, if none comes after it.
+    """
+    pause_s = None if end is None else _CHECK_S
+    while end is None or subscription.position.gsn < end:
+        batch = subscription.fetch(timeout=pause_s)
+        if not batch and end is None:
+            return
         yield from batch
         sys.stdout.buffer.flush()
 

@@ -75,7 +75,8 @@ class FakeSubscription(list[ziplog.Record]):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def fetch(self) -> list[ziplog.Record]:
+    def fetch(self, *, timeout: float | None = None) -> list[ziplog.Record]:
+        del timeout
         fetched = list(self)
         self.clear()
         return fetched

@@ -7,14 +7,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 import ziplog
 from tests.unit.ziplog.cli.fakes import FakeLog, FakeSubscription, run
 from ziplog.cli.tail import tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 
 class Waiting(FakeSubscription):
@@ -25,9 +25,22 @@ class Waiting(FakeSubscription):
         self.waits: list[bytes] = []
         self._shown = shown
 
-    def fetch(self) -> list[ziplog.Record]:
+    def fetch(self, *, timeout: float | None = None) -> list[ziplog.Record]:
         self.waits.append(self._shown())
-        return super().fetch()
+        return super().fetch(timeout=timeout)
+
+
+class Idle(FakeSubscription):
+    """A subscription of a log without new records, which passes one more position in each fetch."""
+
+    def __init__(self, records: list[ziplog.Record], at: int) -> None:
+        super().__init__(records)
+        self.position = ziplog.RecordId(at, 0)
+
+    def fetch(self, *, timeout: float | None = None) -> list[ziplog.Record]:
+        assert timeout is not None, "it would wait for a record after the end"
+        self.position = ziplog.RecordId(self.position.gsn + 1, 0)
+        return super().fetch(timeout=timeout)
 
 
 def test_each_record_is_shown_before_the_next_wait(
@@ -54,3 +67,23 @@ def test_a_format_keeps_bytes_that_are_no_utf8(log: FakeLog) -> None:
     log.insert_many([b"\xfe"], ziplog.RID_GENESIS)
     done = run("tail", "--format", os.fsdecode(b"\xff %v"))
     assert done.stdout_bytes == b"\xff \\xfe\n"
+
+
+def test_follow_stops_at_its_end_although_no_record_comes_after_it(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.insert_many([b"a", b"b"], ziplog.RID_GENESIS)
+    followed = Idle(log.records, 1)
+    monkeypatch.setattr(log, "subscribe", lambda *_, **__: followed)
+    done = run("tail", "--follow", "--to", "5")
+    assert (done.exit_code, done.stdout) == (0, "1@0\ta\n2@0\tb\n")
+    assert followed.position.gsn == 5
+
+
+@pytest.mark.parametrize("expression", ["a{99999999999}", "(" * 5000 + ")" * 5000])
+def test_an_expression_that_cannot_be_compiled_is_a_usage_error(
+    log: FakeLog, expression: str
+) -> None:
+    done = run("tail", "--grep", expression)
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+    assert not log.calls

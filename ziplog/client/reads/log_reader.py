@@ -64,6 +64,8 @@ class LogReader(StreamReader[FetchT]):
         self._pause_at = NEVER
         #: A tail query is pending.
         self.awaits_tail = False
+        #: It begins at the last stable record, or at the trim point if that record was trimmed.
+        self._is_recent = False
         self._follower: Final = LeaseFollower(self._context, self._routing, self._on_history)
         self._leases: Final = self._follower.known
         #: The rows that were returned, by shard; a shard that becomes a member again keeps them.
@@ -87,6 +89,7 @@ class LogReader(StreamReader[FetchT]):
         if not follow:
             self.last = tails.last.gsn
         if tails.recent is not None:
+            self._is_recent = True
             self.position = max(tails.recent.gsn, 1)
             self.request_leases()
         else:
@@ -102,6 +105,8 @@ class LogReader(StreamReader[FetchT]):
         self._follower.request(self.position)
 
     def _on_history(self, trim: int, is_whole: bool) -> None:
+        if self._is_recent and not self.is_open:
+            self.position = max(self.position, trim)
         self._open_streams()
         self.is_dirty = True
         if trim > self.position and not (self.is_open and is_whole):

@@ -541,3 +541,17 @@ def test_recent_begins_with_the_last_record(seed: int) -> None:
         cluster.serve("s0r0:1", message)
     records = cluster.fetch_all(cluster.subscribe(RID_RECENT))
     assert [record.payload for record in records] == [cluster.log[-1][1]]
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_recent_begins_at_the_trim_point_once_the_last_record_is_trimmed(follow: bool) -> None:
+    harness = ClientHarness()
+    cluster = FakeCluster(harness, 0)
+    harness.connect(*cluster.placements())
+    cluster.result(harness.insert(b"trimmed"))
+    for message in (wire.Want(CLUSTER, shard, 0, 50) for shard in (0, 1)):
+        cluster.serve("s0r0:1", message)
+    cluster.trim = cluster.log[-1][0] + 1
+    subscription = cluster.subscribe(RID_RECENT, follow=follow)
+    progress = cluster.result(harness.call(ProgressRequest(NEVER, subscription, 0)))
+    assert progress.position.gsn >= cluster.trim

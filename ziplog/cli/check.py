@@ -72,7 +72,7 @@ def check(
         float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Time limit.")
     ] = 5.0,
 ) -> None:
-    """Check the cluster: nodes, shards, disks, readers, losses, versions, lags, clocks.
+    """Check the cluster: nodes, shards, disks, readers, losses, versions, files, lags, clocks.
 
     Exit code 0: all is well; 1: it is not. With --format nagios, 1: warning, 2: critical.
     """
@@ -113,6 +113,7 @@ def reply_findings(replies: Mapping[str, NodeReply | None], clock_ns: int) -> It
 
     """
     known = {name: reply for name, reply in replies.items() if reply is not None}
+    yield from _files(known)
     name = "ziplog_replica_lag_seconds"
     lags = [
         (value.value, value.labels.get("peer", "a server"))
@@ -135,6 +136,25 @@ def reply_findings(replies: Mapping[str, NodeReply | None], clock_ns: int) -> It
         where = "ahead of" if ahead > 0 else "behind"
         text = f"at most {abs(ahead):.1f} s {where} this machine's ({node})"
         yield Finding(level, "clocks", text)
+
+
+def _files(known: Mapping[str, NodeReply]) -> Iterator[Finding]:
+    """Return a finding for each server with unreadable entries; if there is none, one for all."""
+    counts = {node: total(reply.metrics, "ziplog_damaged_entries") for node, reply in known.items()}
+    # A server counts no damage in sealed segments, but its attempts to repair that.
+    failed = {
+        node
+        for node, reply in known.items()
+        if total(reply.metrics, "ziplog_repairs_total", result="impossible")
+    }
+    damaged = {node: count for node, count in counts.items() if count or node in failed}
+    for node, count in damaged.items():
+        what = f"unreadable entries: {count:,.0f}" if count else "unreadable entries"
+        outcome = ", and no other server could repair them" if node in failed else ""
+        level = Level.CRITICAL if count and outcome else Level.WARNING
+        yield Finding(level, f"files of {node}", f"{what}{outcome}; its log names them")
+    if not damaged and any(count is not None for count in counts.values()):
+        yield Finding(Level.OK, "files", "no server has found unreadable entries")
 
 
 def _services(check: str, nodes: list[dict[str, Any]]) -> Finding:

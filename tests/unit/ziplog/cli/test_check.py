@@ -172,6 +172,45 @@ def test_late_backups_and_wrong_clocks_are_found(
     assert [tuple(one) for one in reply_findings(replies, 1_000 * NS_PER_S)] == found
 
 
+def files(damaged: int, impossible: int) -> NodeReply:
+    """Return a server's reply about its unreadable entries."""
+    results = {"repaired": 1, "impossible": impossible}
+    repairs = [Value("ziplog_repairs_total", n, {"result": one}) for one, n in results.items()]
+    values = [Value("ziplog_damaged_entries", damaged, {"shard": "0"}), *repairs]
+    return NodeReply(Metrics(7, 1, values, []), NS_PER_S)
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        (files(0, 0), (Level.OK, "files", "no server has found unreadable entries")),
+        (
+            files(1200, 0),
+            (Level.WARNING, "files of s0", "unreadable entries: 1,200; its log names them"),
+        ),
+        (
+            files(0, 2),
+            (
+                Level.WARNING,
+                "files of s0",
+                "unreadable entries, and no other server could repair them; its log names them",
+            ),
+        ),
+        (
+            files(1, 1),
+            (
+                Level.CRITICAL,
+                "files of s0",
+                "unreadable entries: 1, and no other server could repair them; its log names them",
+            ),
+        ),
+    ],
+)
+def test_unreadable_entries_are_found(reply: NodeReply, found: tuple[Level, str, str]) -> None:
+    replies = {"mms-0": NodeReply(Metrics(7, 1, [], []), NS_PER_S), "s0": reply, "s1": None}
+    assert [tuple(one) for one in reply_findings(replies, 0)] == [found]
+
+
 def test_an_absent_cluster_is_critical(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_bootstrap: str, _timeout: float) -> None:
         raise UnavailableError("no membership service answered")

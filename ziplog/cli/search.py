@@ -15,7 +15,6 @@ from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from ziplog.client.blocking import Log
-    from ziplog.types import Record
 
 #: Records that one step may read beyond those it needs.
 _SPARE: Final = 64
@@ -35,9 +34,9 @@ def first_of_last(log: Log, count: int) -> RecordId:
         found = _read(log, middle, high, limit)
         if len(found) == limit:
             # There are more records between here and the end than needed: search after here.
-            low = found[0].rid.gsn
+            low = found[0][0].gsn
         elif len(found) >= missing:
-            return found[-missing].rid
+            return found[-missing][0]
         else:
             high, missing = middle, missing - len(found)
     return RecordId(first, 0)
@@ -51,8 +50,8 @@ def first_since(log: Log, timestamp_us: int) -> RecordId:
         middle = max((low + high) // 2, high - step)
         step *= _GROWTH
         found = _read(log, middle, high, 1)
-        if found and found[0].timestamp_us < timestamp_us:
-            low = found[0].rid.gsn + 1
+        if found and found[0][1] < timestamp_us:
+            low = found[0][0].gsn + 1
         else:
             high = middle
     return RecordId(low, 0)
@@ -64,8 +63,8 @@ def _bounds(log: Log) -> tuple[int, int]:
     return min(max(log.extents(1).trim, 1), stop), stop
 
 
-def _read(log: Log, start: int, stop: int, limit: int) -> list[Record]:
-    """Return the first records of [start, stop), at most `limit`."""
+def _read(log: Log, start: int, stop: int, limit: int) -> list[tuple[RecordId, int]]:
+    """Return rid and time of the first records of [start, stop), at most `limit`."""
     with log.subscribe(RecordId(start, 0), follow=False) as subscription:
         found = itertools.takewhile(lambda record: record.rid.gsn < stop, subscription)
-        return list(itertools.islice(found, limit))
+        return [(record.rid, record.timestamp_us) for record in itertools.islice(found, limit)]

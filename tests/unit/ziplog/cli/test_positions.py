@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import ziplog
-from tests.unit.ziplog.cli.fakes import FakeLog, run
+from tests.unit.ziplog.cli.fakes import FakeLog, FakeSubscription, run
 from ziplog.cli import search
 from ziplog.cli.positions import parse, parse_stop
 from ziplog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOON_US = 1_769_860_800_000_000
@@ -60,6 +65,30 @@ def test_the_first_record_since_a_time_is_found(places: list[int], data: st.Data
     later = [each.rid.gsn for each in log.records if each.timestamp_us >= since]
     assert [each.rid.gsn for each in log.records if each.rid.gsn >= found.gsn] == later
     assert found.gsn <= places[-1] + 1
+
+
+def test_a_search_holds_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, alive, most = log_of([record(gsn) for gsn in range(1, 2001)]), 0, 0
+
+    class Payload(bytes):
+        def __init__(self, _: bytes) -> None:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    class Read(FakeSubscription):
+        def __iter__(self) -> Iterator[ziplog.Record]:
+            for each in super().__iter__():
+                yield replace(each, payload=Payload(each.payload))
+
+    subscribe = log.subscribe
+    monkeypatch.setattr(log, "subscribe", lambda start, **more: Read(subscribe(start, **more)))
+    assert search.first_of_last(log, 1500).gsn == 501  # type: ignore[arg-type]
+    assert most <= 2
 
 
 def test_searches_begin_at_the_trim_point_and_end_at_the_tail() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 import ziplog
 import ziplog.aio
-from ziplog.errors import ConfigError, UnavailableError
+from tests.waiting import wait_until
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ def test_a_reader_of_one_shard_does_not_wait_for_another(tmp_path: Path) -> None
             assert subscription.fetch(timeout=1.0) == []
             blocked = subscription.blocked_on
             assert blocked is None or blocked.shard == 0
+        with log.subscribe(rids[0], timeout=0.2) as subscription:
+
+            def why() -> str:
+                with pytest.raises(DeadlineError) as silence:
+                    next(subscription)
+                return str(silence.value)
+
+            text = "no record came within 0.2 s: shard 0 holds back what follows"
+            wait_until(lambda: why() == text, "the error names the dead shard", 20.0)
 
 
 @pytest.mark.parametrize(("f", "name"), [(1, "shard-0-0"), (1, "shard-0-1"), (2, "shard-0-0")])

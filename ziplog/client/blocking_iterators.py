@@ -79,7 +79,13 @@ class Subscription(Stream):
                 if self._buffer.ended:
                     self.close()
                     raise StopIteration
-                raise DeadlineError(f"no record came within {self._timeout:g} s")
+                raise self._silence()
+
+    def _silence(self) -> DeadlineError:
+        """Return the error of an iteration without a record in time."""
+        blocked = self.blocked_on
+        cause = "" if blocked is None else f": shard {blocked.shard} holds back what follows"
+        return DeadlineError(f"no record came within {self._timeout:g} s{cause}")
 
     def fetch(self, max_records: int = 1000, timeout: float | None = None) -> list[Record]:
         """Return up to `max_records` available records; wait for the first one.

@@ -58,9 +58,13 @@ def first_since(log: Log, timestamp_us: int) -> RecordId:
 
 
 def _bounds(log: Log) -> tuple[int, int]:
-    """Return the first stored position, and the position after the last record."""
+    """Return the first stored position, and the position after the last record.
+
+    They are equal if no record is left: also if the log is trimmed beyond its last record.
+    """
     stop = log.check_tail().gsn + 1
-    return min(max(log.extents(1).trim, 1), stop), stop
+    first = max(log.extents(1).trim, 1)
+    return first, max(first, stop)
 
 
 def _read(log: Log, start: int, stop: int, limit: int) -> list[tuple[RecordId, int]]:

@@ -95,6 +95,9 @@ def test_searches_begin_at_the_trim_point_and_end_at_the_tail() -> None:
     log = log_of([record(50), record(60)], trim=40)
     assert search.first_of_last(log, 9).gsn == 40  # type: ignore[arg-type]
     assert search.first_since(log, 0).gsn == 40  # type: ignore[arg-type]
+    empty = log_of([record(50)], trim=70)
+    assert search.first_of_last(empty, 9).gsn == 70  # type: ignore[arg-type]
+    assert search.first_since(empty, 0).gsn == 70  # type: ignore[arg-type]
     assert search.first_since(log_of([]), 0).gsn == 1  # type: ignore[arg-type]
     assert search.first_of_last(log_of([]), 3).gsn == 1  # type: ignore[arg-type]
 

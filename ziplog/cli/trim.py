@@ -41,7 +41,7 @@ def trim(
     ] = None,
     keep_bytes: Annotated[
         int | None,
-        typer.Option("--keep-bytes", min=0, metavar="N", help="Keep N bytes a replica, or more."),
+        typer.Option("--keep-bytes", min=0, metavar="N", help="Keep N bytes or more of each copy."),
     ] = None,
     *,
     dry_run: Annotated[
@@ -58,7 +58,8 @@ def trim(
     """Delete every record before a position, on all servers, for good; ask on a terminal.
 
     `-N` keeps the last N records. A time is that of the clients' clocks. --dry-run reads what would
-    be deleted, to count it. Servers free the space segment by segment.
+    be deleted, to count it. Servers free the space segment by segment. Bytes are those of one copy
+    of the log, one replica of each shard.
     """
     find = _finder(before, before_time, keep_bytes)
     with connect(bootstrap, timeout) as log:
@@ -100,7 +101,7 @@ def _finder(before: str | None, before_time: str | None, keep_bytes: int | None)
 
 
 def _before_last_bytes(log: Log, count: int) -> RecordId:
-    """Return the last position from which on each replica of all shards keeps `count` bytes."""
+    """Return the last position from which on a copy of the log has `count` bytes."""
     stop = log.check_tail().gsn + 1
     known = log.extents(1, stop)
     steps = [step for outline in _outlines(log, known) for step in _steps(*outline)]
@@ -137,7 +138,7 @@ def _report(log: Log, rid: RecordId, *, json: bool) -> None:
     else:
         say(
             f"would delete {counted(records, 'record')} before {rid}, about"
-            f" {counted(size, 'byte')} on each replica, and free"
+            f" {counted(size, 'byte')} of each copy of the log, and free"
             f" {counted(segments, 'segment file')} on all servers; nothing was deleted"
         )
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 import ziplog
-from tests.unit.ziplog.cli.fakes import FakeLog, run
+from tests.unit.ziplog.cli.fakes import FakeExtents, FakeLog, run
 from ziplog.cli import trim
+from ziplog.client.bulk.extents import Extent
 
 
 def test_trim(log: FakeLog) -> None:
@@ -65,12 +66,32 @@ def test_a_trim_takes_one_of_position_time_and_size(log: FakeLog) -> None:
     assert "--before is 'soon'; it must be a time ago" in run("trim", "--before", "soon").stderr
 
 
+def test_bytes_are_those_of_all_shards_together(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shard has 1,000 bytes in each ten positions; a server stores one shard only."""
+    log.insert_many([b"x"] * 100, ziplog.RID_GENESIS)
+
+    def extents(start: int, stop: int) -> FakeExtents:
+        found = FakeExtents(0)
+        found.shards = [Extent(shard, start, stop) for shard in (0, 1)]
+        return found
+
+    monkeypatch.setattr(log, "extents", extents)
+    counts = json.loads(run("trim", "--keep-bytes", "8000", "--dry-run", "--json").stdout)
+    assert (counts["before"], counts["bytes"]) == ("61@0", 12_000)
+    text = run("trim", "--keep-bytes", "8000", "--dry-run").stderr
+    assert "12,000 bytes of each copy of the log" in text
+
+
 def test_a_dry_run_counts_and_deletes_nothing(log: FakeLog) -> None:
     log.insert_many([b"x"] * 95, ziplog.RID_GENESIS)
     result = run("trim", "--dry-run", "-5")
     assert result.exit_code == 0
-    assert "would delete 90 records before 91@0, about 10,000 bytes" in result.stderr
-    assert "and free 3 segment files on all servers; nothing was deleted" in result.stderr
+    assert "would delete 90 records before 91@0, about 10,000 bytes of each copy" in result.stderr
+    assert (
+        "of the log, and free 3 segment files on all servers; nothing was deleted" in result.stderr
+    )
     assert "would delete 1 record before 2@0" in run("trim", "--dry-run", "2").stderr
     assert json.loads(run("trim", "--dry-run", "51", "--json").stdout) == {
         "before": "51@0", "trimmed": False, "records": 50, "bytes": 6000,

@@ -3,6 +3,7 @@
     Hello, StatusQuery -- state of this node --> reply at once
     LeaseQuery, CursorQuery -- a read barrier --> reply
     Trim -- a read barrier --> a pending trim (`Trims`) --> reply
+    ChangeRegion, FinishUpgrade that would be refused -- a read barrier --> handled again
 
 Rule: a linearizable read waits for a barrier that was proposed after the request arrived.
 Invariant: at most `MAX_PENDING` requests wait. See docs/protocol.md, sections 3 and 8.
@@ -19,8 +20,10 @@ from mms.trims import Trims
 from ziplog.core.node import Propose, Send
 from ziplog.core.view import run_of
 from ziplog.wire import (
+    ChangeRegion,
     ClusterInfo,
     CursorQuery,
+    FinishUpgrade,
     LeaseHistory,
     LeaseQuery,
     Limits,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     from mms.commands import Barrier
     from mms.leases import LeasePlan
-    from mms.read_barriers import PendingRead, QueuedRead
+    from mms.read_barriers import OperatorRequest, PendingRead, QueuedRead
     from mms.servers import FailureHandlers, Servers
     from mms.state import ClusterState
     from mms.upgrades import Peers
@@ -64,8 +67,13 @@ class ClientRequests:
         incarnation: int,
         wall_offset_ns: Callable[[], int],
         free_bytes: Callable[[], int | None],
+        handle: Callable[[bytes, OperatorRequest, int], list[Effect]],
     ) -> None:
-        """Keep these parts; see `MembershipService` for the other arguments."""
+        """Keep these parts; see `MembershipService` for the other arguments.
+
+        `handle` handles an operator's request after a barrier.
+        """
+        self._handle: Final = handle
         self._config: Final = config
         self._name: Final = name
         self._pid: Final = pid
@@ -154,28 +162,29 @@ class ClientRequests:
 
     def on_barrier(self, barrier: Barrier, now: int) -> list[Effect]:
         """Answer the requests of a committed barrier; start their trims."""
-        effects = (
-            self._answer(request, now) for request in self._read_barriers.on_committed(barrier)
-        )
-        return [effect for effect in effects if effect is not None]
+        return [
+            effect
+            for request in self._read_barriers.on_committed(barrier)
+            for effect in self._answer(request, now)
+        ]
 
-    def _answer(self, pending: PendingRead, now: int) -> Effect | None:
+    def _answer(self, pending: PendingRead, now: int) -> list[Effect]:
         src, request = pending
         state, last = self._state, self._state.last
         if isinstance(request, LeaseQuery):
             runs = state.runs_from(request.gsn)
             placements = list(state.placements.values())
-            return Send(
-                src, LeaseHistory(state.cluster, request.request, runs, placements, state.trim)
-            )
+            history = LeaseHistory(state.cluster, request.request, runs, placements, state.trim)
+            return [Send(src, history)]
         if isinstance(request, CursorQuery):
-            return self.cursors.answer_query(src, request, now)
+            return [self.cursors.answer_query(src, request, now)]
+        if isinstance(request, ChangeRegion | FinishUpgrade):
+            return self._handle(src, request, now)
         if last is None or request.gsn >= last.stop:
-            return Send(
-                src, TrimReply(state.cluster, request.request, state.trim, "no-such-position")
-            )
+            refused = TrimReply(state.cluster, request.request, state.trim, "no-such-position")
+            return [Send(src, refused)]
         self._trims.start(src, request, now)
-        return None
+        return []
 
     def advance(self, now: int) -> list[Effect]:
         """Advance the pending trims."""

@@ -15,7 +15,7 @@ from typing import Final
 
 from mms.commands import Barrier
 from ziplog.core.units import NS_PER_MS
-from ziplog.wire import CursorQuery, LeaseQuery, Trim
+from ziplog.wire import ChangeRegion, CursorQuery, FinishUpgrade, LeaseQuery, Trim
 
 #: Maximum number of waiting requests; more are refused.
 MAX_PENDING: Final = 256
@@ -26,7 +26,9 @@ BURST: Final = 8
 #: Time after which an uncommitted barrier counts as lost.
 _LOST_NS: Final = 2000 * NS_PER_MS
 
-QueuedRead = LeaseQuery | Trim | CursorQuery
+#: Operators' requests that this state refuses: an earlier proposal may still fulfil them.
+OperatorRequest = ChangeRegion | FinishUpgrade
+QueuedRead = LeaseQuery | Trim | CursorQuery | OperatorRequest
 #: The route back to the client, and its request.
 PendingRead = tuple[bytes, QueuedRead]
 

@@ -84,11 +84,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mms.commands import AnyCommand, Refusal
-    from mms.read_barriers import QueuedRead
+    from mms.read_barriers import OperatorRequest, QueuedRead
     from mms.reconfiguration import AnyChange
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
-    from ziplog.core.node import Committed
+    from ziplog.core.node import Committed, Effect
     from ziplog.core.wire_use import WireUse
 
 
@@ -158,7 +158,7 @@ class MembershipService(ServiceNode):
         self._requests: Final = ClientRequests(
             config, name, state, servers, plan, self._failure_handlers, self._leadership,
             self._upgrades.peers, pid=pid, incarnation=incarnation, release=self.wire_use.release,
-            wall_offset_ns=wall_offset_ns, free_bytes=free_bytes,
+            wall_offset_ns=wall_offset_ns, free_bytes=free_bytes, handle=self._handle_after_barrier,
         )  # fmt: skip
         self._cursors: Final = self._requests.cursors
         # Heartbeats may come before consensus has delivered the cluster's state.
@@ -467,10 +467,22 @@ class MembershipService(ServiceNode):
             self._announce_to_servers(shard)
 
     def _on_change_region(self, src: bytes, message: ChangeRegion) -> None:
-        self._effects += self._lost_regions.submit(src, message, self._now)
+        if self._lost_regions.would_refuse(message, self._now):
+            self._on_read(src, message)
+        else:
+            self._effects += self._lost_regions.submit(src, message, self._now)
 
     def _on_finish_upgrade(self, src: bytes, message: FinishUpgrade) -> None:
-        self._effects += self._upgrades.submit(src, message, self._now)
+        if self._upgrades.would_refuse(message, self._now):
+            self._on_read(src, message)
+        else:
+            self._effects += self._upgrades.submit(src, message, self._now)
+
+    def _handle_after_barrier(self, src: bytes, message: OperatorRequest, now: int) -> list[Effect]:
+        """Handle a request when all earlier proposals are decided."""
+        if isinstance(message, ChangeRegion):
+            return self._lost_regions.submit(src, message, now)
+        return self._upgrades.submit(src, message, now)
 
     def _on_node_info(self, src: bytes, message: NodeInfo) -> None:
         if not self._upgrades.peers.on_node_info(src, message, self._now):

@@ -1,6 +1,7 @@
 """Upgrades: the releases of all nodes, and the wire version that the cluster uses.
 
-    FinishUpgrade -- a node is down, or does not know the version --> UpgradeFinished (obstacle)
+    FinishUpgrade -- a node is down, or does not know the version: a read barrier, then still so
+                  --> UpgradeFinished (obstacle)
     FinishUpgrade -- `RaiseWire` committed --> UpgradeFinished
 
 Rule: the version in use rises only on an operator's request, and only while every registered node
@@ -126,8 +127,15 @@ class Upgrades:
 
     # --- requests ---
 
+    def would_refuse(self, message: FinishUpgrade, now: int) -> bool:
+        """Whether there is an obstacle; an earlier proposal may still fulfil the request."""
+        return message.wire > self._state.wire and any(self._obstacles(message.wire, now))
+
     def submit(self, src: bytes, message: FinishUpgrade, now: int) -> list[Effect]:
-        """Handle an operator's request; the client repeats it until it is answered."""
+        """Handle an operator's request; the client repeats it until it is answered.
+
+        A request that `would_refuse` comes after a read barrier, so that the refusal is final.
+        """
         if message.wire <= self._state.wire:
             return [self._reply(src, message)]
         obstacles = list(self._obstacles(message.wire, now))

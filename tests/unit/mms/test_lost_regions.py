@@ -345,3 +345,15 @@ def test_an_operator_is_answered_only_once_earlier_proposals_are_out_of_turn() -
     assert {reply.request for reply in world.answers(RegionChanged)} == {9, 11}
     world.step(Committed(second, world.consensus.apply(second)))
     assert lost(world) == []
+
+
+def test_a_repetition_is_not_refused_while_its_proposal_may_be_committed() -> None:
+    world = lose_a(started())
+    world.is_cut_off = True
+    assert change(world) == []
+    world.send_heartbeat(servers_in_a(world)[0])
+    assert change(world) == [], "the region may be given up all the same"
+    world.is_cut_off = False
+    world.run(100 * MS)
+    assert lost(world) == ["a"]
+    assert {reply.obstacle for reply in world.answers(RegionChanged)} == {""}

@@ -239,6 +239,19 @@ def test_a_request_waits_for_the_commit_and_moves_with_the_leader() -> None:
     assert redirected == list(range(10, 10 + MAX_WAITING))  # the oldest gave way
 
 
+def test_a_repetition_is_not_refused_while_its_proposal_may_be_committed() -> None:
+    world = upgraded()
+    world.is_cut_off = True
+    assert finish(world) is None
+    world.servers[0].release = OLD
+    world.send_heartbeat(world.servers[0])
+    assert finish(world) is None, "the version may rise all the same"
+    world.is_cut_off = False
+    world.run(100 * MS)
+    assert raised(world) == [2]
+    assert set(world.answers(UpgradeFinished)) == {UpgradeFinished(CLUSTER, 9, 2)}
+
+
 # --- the nodes learn it ---
 
 

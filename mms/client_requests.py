@@ -174,8 +174,9 @@ class ClientRequests:
         if isinstance(request, LeaseQuery):
             runs = state.runs_from(request.gsn)
             placements = list(state.placements.values())
-            history = LeaseHistory(state.cluster, request.request, runs, placements, state.trim)
-            return [Send(src, history)]
+            over = [shard for shard in state.retired if membership_rules.is_over(state, shard)]
+            cluster, number = state.cluster, request.request
+            return [Send(src, LeaseHistory(cluster, number, runs, placements, state.trim, over))]
         if isinstance(request, CursorQuery):
             return [self.cursors.answer_query(src, request, now)]
         if isinstance(request, ChangeRegion | FinishUpgrade):

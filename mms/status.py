@@ -12,6 +12,7 @@ import msgspec
 
 from mms import membership_rules
 from mms.servers import UP_NS, service_disk, wire_versions
+from ziplog.status_document import nodes_of
 from ziplog.types import RecordId, cluster_id
 
 if TYPE_CHECKING:
@@ -95,7 +96,13 @@ def document(
             | {
                 "weight": lease.weight_of(shard) if lease is not None else 0,
                 "blocks": blocks.get(shard, []),
-                "obstacle": _obstacle(placement, servers, obstacles, now),
+                "obstacle": _obstacle(
+                    placement,
+                    servers,
+                    obstacles,
+                    now,
+                    is_over=membership_rules.is_over(state, shard),
+                ),
             }
             for shard, placement in state.placements.items()
         ],
@@ -111,8 +118,7 @@ def document(
 
 def _regions(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of each region: given up, or all, some or none of its nodes are up."""
-    replicas = [replica for shard in document["shards"] for replica in shard["replicas"]]
-    nodes = [*document["mms"], *document["failure_handlers"], *replicas]
+    nodes = nodes_of(document)
     found = {}
     for region in sorted({node["region"] for node in nodes}):
         are_up = [node["state"] in {"up", "full"} for node in nodes if node["region"] == region]
@@ -138,12 +144,17 @@ def _cursor(cursor: Cursor) -> dict[str, Any]:
 
 
 def _obstacle(
-    placement: Placement, servers: Servers, obstacles: dict[int, str] | None, now: int
+    placement: Placement,
+    servers: Servers,
+    obstacles: dict[int, str] | None,
+    now: int,
+    *,
+    is_over: bool,
 ) -> str | None:
     """Return why a shard cannot be recovered now, and what to do; None: it can, or need not."""
     replicas = servers.replicas(placement.shard)
     states = {one.state(now) for one in replicas}
-    if placement.state != "recovering" and states <= {"up", "full"}:
+    if is_over or (placement.state != "recovering" and states <= {"up", "full"}):
         return None  # The failure handler's heartbeat is older than the end of the recovery.
     if states == {"down"}:
         names = " and ".join(server.name for server in replicas)
@@ -285,6 +296,7 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
         "id": placement.shard,
         "view": placement.view,
         "state": placement.state,
+        "is_over": membership_rules.is_over(state, placement.shard),
         "rate_per_s": primary.rate_per_s if primary is not None else 0,
         "stable_gsn": primary.stable_gsn if primary is not None else 0,
         "durable_gsn": primary.durable_gsn if primary is not None else 0,

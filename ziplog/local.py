@@ -30,7 +30,7 @@ from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.policy import random as random_policy
 from ziplog.runtime import level_file
-from ziplog.status_document import services_of
+from ziplog.status_document import needed_shards, services_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -419,7 +419,7 @@ class Cluster:
                 return foreign
         if not status["shards"]:
             return "no shard is known yet"
-        for shard in status["shards"]:
+        for shard in needed_shards(status):
             limbo = _servers_in_limbo(shard)
             if limbo and not self.config.failure_handlers:
                 if accept_limbo:
@@ -470,7 +470,8 @@ def _user_of(endpoint: str) -> str:
 
 def _is_recovering(status: dict[str, Any]) -> bool:
     return any(
-        shard["state"] == "recovering" or _servers_in_limbo(shard) for shard in status["shards"]
+        shard["state"] == "recovering" or _servers_in_limbo(shard)
+        for shard in needed_shards(status)
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.core.nearness import named
 from ziplog.errors import ConfigError
+from ziplog.status_document import needed_shards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -172,7 +173,7 @@ def config_warnings(config: ClusterConfig) -> list[str]:
 
 def layout_of_status(document: Mapping[str, Any]) -> Layout:
     """Return the layout of a running cluster, from its status document."""
-    shards = document["shards"]
+    shards = needed_shards(document)
     return Layout(
         tuple(node["region"] for node in document["mms"]),
         tuple(node["region"] for node in document["failure_handlers"]),

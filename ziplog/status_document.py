@@ -12,7 +12,10 @@ WELL: Final = frozenset({"live", "finalized"})
 
 
 def nodes_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all nodes: of the membership service, failure handlers, then storage servers."""
+    """Return all nodes: of the membership service, failure handlers, then storage servers.
+
+    Servers of shards that are over are left out, unless they run.
+    """
     return [*services_of(document), *replicas_of(document)]
 
 
@@ -21,6 +24,19 @@ def services_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*document["mms"], *document["failure_handlers"]]
 
 
+def needed_shards(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the shards that need their servers: all but those that are over.
+
+    A shard is over once it is finalized, and all its positions are trimmed.
+    """
+    return [shard for shard in document["shards"] if not shard.get("is_over")]
+
+
 def replicas_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the storage servers, shard by shard."""
-    return [replica for shard in document["shards"] for replica in shard["replicas"]]
+    """Return the storage servers, shard by shard; of shards that are over, those that run."""
+    return [
+        replica
+        for shard in document["shards"]
+        for replica in shard["replicas"]
+        if not shard.get("is_over") or replica["state"] in {"up", "full"}
+    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,7 @@ import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
 from ziplog.config import load
+from ziplog.config_text import dump
 from ziplog.deploy import new_shard
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
@@ -23,7 +26,6 @@ from ziplog.local import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from typing import Self
 
 pytestmark = pytest.mark.timeout(300)
@@ -204,6 +206,28 @@ def test_a_finalized_shard_is_read_for_ever(tmp_path: Path) -> None:
         assert log.read_record(more).rid == more
         # Twice is the same as once.
         cluster.finalize_shard(0)
+
+
+def test_a_shard_that_is_over_needs_no_servers(tmp_path: Path) -> None:
+    """It is finalized, and all its records are trimmed: its table leaves the cluster file."""
+    with Cluster(tmp_path) as cluster, cluster.connect(timeout=30.0) as log:
+        log.set_policy(ziplog.policy.pin(0))
+        last = log.insert_after(b"a")
+        cluster.finalize_shard(0)
+        log.set_policy(ziplog.policy.random())
+        kept = log.insert_after(b"b", last)
+        log.trim(kept)
+        wait_until(lambda: log.cluster()["shards"][0]["is_over"], "its positions are trimmed")
+    config = load(tmp_path / CLUSTER_FILE)
+    left = dataclasses.replace(config, shards=config.shards[1:], data_dir=Path())
+    (tmp_path / CLUSTER_FILE).write_text(dump(left))
+    with Cluster(tmp_path) as cluster, cluster.connect(timeout=10.0) as log:
+        assert states(log) == {0: "finalized", 1: "live"}
+        assert log.check_tail() == kept
+        appended = log.append(b"c")
+        assert log.check_tail(sealed=True) == appended
+        assert [one.payload for one in log.subscribe(kept, follow=False)] == [b"b", b"c"]
+        assert cluster.add_shard() == 2, "no number is used again"
 
 
 def test_a_half_finished_addition_is_resumed(

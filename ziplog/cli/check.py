@@ -16,7 +16,7 @@ from ziplog.core.units import NS_PER_S
 from ziplog.errors import ZiplogError
 from ziplog.monitor.rates import total
 from ziplog.runtime.clock import now_ns
-from ziplog.status_document import WELL, nodes_of
+from ziplog.status_document import WELL, needed_shards, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +96,7 @@ def findings(document: dict[str, Any]) -> Iterator[Finding]:
     """Return the findings of all checks of a status document."""
     yield _services("membership", document["mms"])
     yield _services("failure handler", document["failure_handlers"])
-    for shard in document["shards"]:
+    for shard in needed_shards(document):
         yield _shard(shard)
     yield from _disks(nodes_of(document))
     yield _readers(document)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.deploy.supervisor import running_pid
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
-from ziplog.status_document import WELL, nodes_of, services_of
+from ziplog.status_document import WELL, needed_shards, nodes_of, replicas_of, services_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,10 +28,12 @@ _PROC: Final = Path("/proc")
 
 def order(status: dict[str, Any]) -> list[str]:
     """Return the names of all nodes in the order of their restarts, from the status document."""
+    running = {replica["name"] for replica in replicas_of(status)}
     shards = [
         replica["name"]
         for shard in status["shards"]
         for replica in sorted(shard["replicas"], key=lambda one: one["role"] == "primary")
+        if replica["name"] in running
     ]
     services = [
         node["name"]
@@ -46,7 +48,7 @@ def obstacle(status: dict[str, Any]) -> str:
     for node in services_of(status):
         if node["state"] != "up":
             return f"{node['name']} is {node['state']}"
-    for shard in status["shards"]:
+    for shard in needed_shards(status):
         if shard["state"] not in WELL:
             return f"shard {shard['id']} is {shard['state']}"
         for replica in shard["replicas"]:

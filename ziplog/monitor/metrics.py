@@ -14,6 +14,7 @@ from ziplog.core.view import ShardState
 from ziplog.monitor import cursors as cursor_metrics
 from ziplog.monitor.catalogue import CATALOGUE
 from ziplog.monitor.exposition import Counted, Family
+from ziplog.status_document import replicas_of
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -90,8 +91,13 @@ def _add(
 
 
 def _of_document(document: dict[str, Any], reporting: set[str]) -> Iterator[Family]:
-    shards = document["shards"]
-    replicas = [(shard["id"], one) for shard in shards for one in shard["replicas"]]
+    known = {one["name"] for one in replicas_of(document)}
+    replicas = [
+        (shard["id"], one)
+        for shard in document["shards"]
+        for one in shard["replicas"]
+        if one["name"] in known
+    ]
     nodes = [
         *(one | {"role": "mms"} for one in document["mms"]),
         *(one | {"role": "handler"} for one in document["failure_handlers"]),

@@ -196,6 +196,9 @@ class LeaseHistory(Message, tag=VERSION * 256 + 46, frozen=True, gc=False):
     runs: list[LeaseRun]
     placements: list[Placement]
     trim: Gsn
+    #: The shards that are over: finalized, and all their positions are trimmed. Their servers
+    #: may be gone.
+    over: list[ShardId] = []  # noqa: RUF012 - msgspec copies it
 
 
 class Trim(Message, tag=VERSION * 256 + 47, frozen=True, gc=False):

@@ -2,12 +2,15 @@
 
 import msgspec
 
-from tests.services import CLUSTER, S
+from mms.commands import FinalizeShard, RetireShard
+from tests.services import CLUSTER, MS, S
 from tests.unit.mms.world import World, config
-from ziplog.core.node import PeersChanged
+from ziplog.core.node import Committed, PeersChanged
 from ziplog.wire import (
     ChangeShard,
     HandlerHeartbeat,
+    LeaseHistory,
+    LeaseQuery,
     Obstacle,
     Remove,
     Trim,
@@ -37,6 +40,7 @@ def test_the_status_document() -> None:
     assert {key: shard[key] for key in shard if key != "replicas"} == {
         "id": 0, "view": 1, "state": "live", "rate_per_s": 1200, "stable_gsn": 7, "durable_gsn": 5,
         "frontier": 2**24 + 1, "epoch": 1, "holes": 3, "is_watched": False, "refusing": False,
+        "is_over": False,
         "weight": 1, "blocks": [], "obstacle": None, "regions": [""],
     }  # fmt: skip
     age_ms = shard["replicas"][1].pop("heartbeat_age_ms")
@@ -237,3 +241,29 @@ def test_the_epoch_of_any_frontier_is_shown() -> None:
     for frontier, expected in ((5 * 2**24 + 1, 5), (last.stop, last.first_epoch + last.epochs)):
         report(world, 0, frontier=frontier, stable=7)
         assert epoch() == expected
+
+
+def test_a_shard_that_is_over_needs_no_servers() -> None:
+    """Its servers may be stopped for good."""
+    world = World().lead().run(5 * S)
+    world.may_warn = True
+    for server in (one for one in world.servers if one.shard == 1):
+        server.alive = False
+    for command in (RetireShard(1, 0), FinalizeShard(1)):
+        encoded = command.encode()
+        world.log.append(encoded)
+        world.step(Committed(encoded, world.consensus.apply(encoded)))
+        world.run(6 * S)
+    found = world.status()
+    assert not found["shards"][1]["is_over"], "its positions are not trimmed"
+    assert found["shards"][1]["obstacle"]
+    assert found["regions"][""] == {"state": "degraded", "servers_up": 3, "servers": 5}
+    world.is_checked = False
+    world.service.state.trim = world.service.state.retired[1].limit
+    found = world.status()
+    assert [shard["is_over"] for shard in found["shards"]] == [False, True]
+    assert found["shards"][1]["obstacle"] is None
+    assert found["regions"][""] == {"state": "up", "servers_up": 3, "servers": 3}
+    world.send(LeaseQuery(CLUSTER, 9, 5))
+    world.run(100 * MS)
+    assert world.answers(LeaseHistory)[-1].over == [1], "clients do not ask its servers"

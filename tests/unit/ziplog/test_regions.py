@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig, parse
 from ziplog.config_text import dump
 from ziplog.errors import ConfigError
-from ziplog.regions import Layout, config_warnings, layout_of, plan, survey, warnings
+from ziplog.regions import (
+    Layout,
+    config_warnings,
+    layout_of,
+    layout_of_status,
+    plan,
+    survey,
+    warnings,
+)
 
 TRIANGLE = {0: ("a", "b"), 1: ("b", "c"), 2: ("c", "a")}
 
@@ -141,6 +149,15 @@ def test_epochs_of_a_millisecond_over_a_wan_are_warned_of(
     epoch_ms: int, rtt_ms: int, count: int
 ) -> None:
     assert len(config_warnings(config(TRIANGLE, epoch_ms=epoch_ms, rtt_ms=rtt_ms))) == count
+
+
+def test_a_shard_that_is_over_does_not_count() -> None:
+    node = {"region": "b"}
+    former = {"id": 0, "state": "finalized", "replicas": [{"region": "a"}] * 2}
+    document = {"mms": [node], "failure_handlers": [node], "min_regions": 1}
+    assert layout_of_status(document | {"shards": [former]}).regions == ("a", "b")
+    over = layout_of_status(document | {"shards": [former | {"is_over": True}]})
+    assert (over.regions, over.shards) == (("b",), {})
 
 
 def test_a_shard_that_became_narrow_is_warned_of() -> None:

@@ -46,3 +46,11 @@ def test_a_shard_that_is_not_live_holds_it_up() -> None:
     found = status()
     found["shards"][1]["replicas"][1]["state"] = "suspect"
     assert obstacle(found) == "d is suspect"
+
+
+def test_a_stopped_server_of_a_shard_that_is_over_holds_up_nothing() -> None:
+    found = status()
+    found["shards"][1]["is_over"] = True
+    found["shards"][1]["replicas"][0]["state"] = "down"
+    assert obstacle(found) == ""
+    assert order(found) == ["b", "a", "d", "f1", "f0", "m1", "m2", "m0"], "the other one runs"

@@ -6,7 +6,8 @@ Rule: the service's read barrier names the shards that ever had positions. A sha
 its replicas replied in the known view (D50). Every completed insert is on all of them, so the
 highest filled position is an upper bound. One reply in a later view suffices, too: that view is
 confirmed, the replica joined with all completed inserts, and none is placed in that view before the
-service has it. A removed shard is asked like any other.
+service has it. A removed shard is asked like any other, until it is over: its servers may be gone,
+and all its records were before the trim point.
 
 See docs/protocol.md, sections 7, 11 and 13.
 """
@@ -55,6 +56,8 @@ class TailQuery(PendingRequest, kw_only=True):
     below: int = 0
     #: The end of the leases that the service reported.
     stop: int = 1
+    #: A shard that is not asked may have had records before this position.
+    trim: int = 0
     last: RecordId = RID_GENESIS
     #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
@@ -123,8 +126,11 @@ class TailQueries(PendingRequests[TailQuery]):
             query.replies = {
                 p.shard: {}
                 for p in history.placements
-                if _was_member(p) and (shards is None or p.shard in shards)
+                if _was_member(p)
+                and (shards is None or p.shard in shards)
+                and p.shard not in history.over
             }
+            query.trim = history.trim if history.over and shards is None else 0
             self._send(query)
             self._conclude(query)
 
@@ -199,6 +205,8 @@ class TailQueries(PendingRequests[TailQuery]):
             for shard, replies in query.replies.items()
         ]
         filled, shard = max(highest, default=(0, 0))
+        if filled < query.trim - 1:
+            filled, shard = query.trim - 1, 0  # It was trimmed, and its shard is not known.
         query.last = RecordId(filled, shard) if filled else RID_GENESIS
         frontiers = [
             max(reply.frontier for reply in _newest(replies)) for replies in query.replies.values()

@@ -101,6 +101,16 @@ def test_each_problem_is_found(
     assert problems(document) == [problem]
 
 
+def test_a_stopped_server_of_a_shard_that_is_over_is_no_problem() -> None:
+    document = healthy()
+    former = deepcopy(document["shards"][0]) | {"id": 1, "state": "finalized"}
+    former["replicas"][0] |= {"state": "down", "version": "0.0.9"}
+    document["shards"].append(former)
+    assert problems(document) == [(Level.WARNING, "shard 1"), (Level.WARNING, "versions")]
+    former["is_over"] = True
+    assert problems(document) == []
+
+
 def test_an_unfinished_upgrade_is_a_warning() -> None:
     document = healthy()
     document["wire_in_use"] = 1

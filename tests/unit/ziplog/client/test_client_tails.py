@@ -62,6 +62,22 @@ def test_the_tail_of_an_empty_log() -> None:
     assert harness.answers[call] == RID_GENESIS
 
 
+@pytest.mark.parametrize(("trim", "last"), [(21, RecordId(30, 1)), (41, RecordId(40, 0))])
+def test_a_shard_that_is_over_is_not_asked(trim: int, last: RecordId) -> None:
+    """Its servers may be gone; the records that it had were before the trim point."""
+    harness = ClientHarness()
+    harness.connect(placement(0), placement(1))
+    call = harness.call(TailRequest(harness.until(S)))
+    request = harness.take(wire.LeaseQuery)[-1][1]
+    known = [placement(0, state="finalized"), placement(1)]
+    harness.give(wire.LeaseHistory(CLUSTER, request.request, [], known, trim, over=[0]))
+    tails = harness.take(wire.Tail)
+    assert [message.shard for _, message in tails] == [1, 1]
+    for name, message in tails:
+        harness.give(tail_reply(message, int(name[3]), 30))
+    assert harness.answers[call] == last
+
+
 def test_a_replica_without_a_tail_reply_is_asked_again() -> None:
     harness, call = tailing(2 * S)
     assert harness.core.waiting_for == [], "no replica is late yet"

@@ -123,6 +123,25 @@ def test_one_node_is_restarted_and_an_unknown_one_is_refused(tmp_path: Path) -> 
             restart.run(["x", "shard-0-0", "y"], lambda *_: None)
 
 
+def test_one_restart_runs_at_a_time(tmp_path: Path) -> None:
+    """Two operators: each would find all nodes up, and both would stop one."""
+    refused = []
+    with Cluster(tmp_path, shards=1) as cluster, cluster.connect() as log:
+        pid = cluster.pid("shard-0-0")
+
+        def restart_another(*_: object) -> None:
+            arguments = ["node", "restart", "shard-0-0", "--data-dir", str(tmp_path)]
+            refused.append(CliRunner().invoke(app, arguments))
+
+        restart = RollingRestart(tmp_path, log, TIMEOUT_S)
+        restart.run(["shard-0-1"], restart_another)
+        assert refused[0].exit_code == 1
+        assert isinstance(refused[0].exception, UnavailableError | SystemExit)
+        assert cluster.pid("shard-0-0") == pid
+        restart.run(["shard-0-0"], lambda *_: None)
+        assert cluster.pid("shard-0-0") != pid
+
+
 def test_a_cluster_without_a_supervisor_is_refused(tmp_path: Path) -> None:
     with (
         Cluster(tmp_path / "data", shards=1) as cluster,

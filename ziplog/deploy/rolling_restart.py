@@ -1,11 +1,14 @@
 """A rolling restart: one node after the other, while the cluster serves its clients.
 
 Rules: the backups of a shard come before its primary, and the membership leader comes last. A node
-is stopped only while all nodes are up and all shards are live. The supervisor starts it again.
+is stopped only while all nodes are up and all shards are live. The supervisor starts it again. One
+restart runs at a time: two of them would not see the node that the other one is about to stop.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import time
@@ -17,13 +20,15 @@ from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.status_document import WELL, needed_shards, nodes_of, replicas_of, services_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ziplog.client.blocking import Log
 
 _POLL_S: Final = 0.1
 _STATUS_TIMEOUT_S: Final = 1.0
 _PROC: Final = Path("/proc")
+#: In the cluster's directory: locked while a restart runs.
+_LOCK_FILE: Final = "restart.lock"
 
 
 def order(status: dict[str, Any]) -> list[str]:
@@ -78,6 +83,7 @@ class RollingRestart:
                 f"no supervisor is running in {data_dir}, so nothing would start the nodes again;"
                 " run this command on the machine of `ziplog up`, with its --data-dir"
             )
+        self._data_dir: Final = data_dir
         self._supervisor: Final = supervisor
         self._log: Final = log
         self._timeout_s: Final = timeout_s
@@ -91,16 +97,18 @@ class RollingRestart:
         Raises:
             ConfigError: there is no such node.
             DeadlineError: a node is not back in time; the others keep running.
+            UnavailableError: another restart runs.
 
         """
         unknown = sorted(set(names) - set(self._order))
         if unknown:
             raise ConfigError("--node", ", ".join(unknown), f"among {', '.join(self._order)}")
-        for name in self._order:
-            if not names or name in names:
-                started_at = time.monotonic()
-                self._restart(name)
-                on_done(name, time.monotonic() - started_at)
+        with _exclusive_lock(self._data_dir):
+            for name in self._order:
+                if not names or name in names:
+                    started_at = time.monotonic()
+                    self._restart(name)
+                    on_done(name, time.monotonic() - started_at)
 
     def _restart(self, name: str) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -150,6 +158,32 @@ class RollingRestart:
             if is_node and int(parent) == self._supervisor:
                 return int(entry.name)
         return None
+
+
+@contextlib.contextmanager
+def _exclusive_lock(data_dir: Path) -> Iterator[None]:
+    """Hold the lock on restarts of a cluster's nodes.
+
+    Raises:
+        UnavailableError: another process holds it, or its file cannot be opened.
+
+    """
+    path = data_dir / _LOCK_FILE
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UnavailableError(f"cannot open {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(
+                f"another restart of nodes in {data_dir} is under way; no node was stopped. Try"
+                " again when it has finished"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _reported_pid(status: dict[str, Any], name: str) -> int | None:

@@ -27,6 +27,8 @@ _REGIONS: Final = "regions of "
 #: The start of the names of the ports of a shard's archives.
 _ARCHIVE_PORTS: Final = "archive ports of "
 _TABLES: Final = {"log": LogConfig, "monitor": MonitorConfig, "limits": LimitsConfig}
+#: All nodes have to be stopped before one of these changes.
+_STOPPED: Final = frozenset({"mms", "failure_handler", "data_dir"})
 #: What each kind of change of some keys needs.
 _NEEDS: Final[dict[Change, str]] = {
     "reload": "a change of {keys} needs `ziplog config reload`",
@@ -64,7 +66,8 @@ def flatten(config: ClusterConfig) -> dict[str, Any]:
 def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
     """Return the names of the changed settings, and when nodes can take each.
 
-    New shards are no change for the nodes that run, nor is the id that `ziplog up` adds.
+    New shards are no change for the nodes that run, nor is the id that `ziplog up` adds. Nor are
+    keys of a later release, which the file cannot have.
 
     Args:
         used: the settings in use, from `flatten`.
@@ -77,7 +80,9 @@ def changes(used: Mapping[str, Any], new: ClusterConfig) -> dict[str, Change]:
     return {
         name: _change_of(name)
         for name in [*used, *sorted(first)]
-        if used.get(name) != found.get(name) and not (name == "id" and used[name] is None)
+        if used.get(name) != found.get(name)
+        and _is_known(name)
+        and not (name == "id" and used[name] is None)
     }
 
 
@@ -103,11 +108,19 @@ def names_of(found: Mapping[str, Change], change: Change) -> list[str]:
     return sorted(name for name, kind in found.items() if kind == change)
 
 
+def _is_known(name: str) -> bool:
+    """Whether this release knows a key of a file, or it is about the nodes of a shard."""
+    table, _, key_name = name.rpartition(".")
+    if table:
+        return table in _TABLES and key_name in keys_of(_TABLES[table])
+    return " " in name or name in _STOPPED or name in keys_of(ClusterConfig)
+
+
 def _change_of(name: str) -> Change:
     table, _, key_name = name.rpartition(".")
     if table:
         return keys_of(_TABLES[table])[key_name][0].change
-    if name in {"mms", "failure_handler", "data_dir"}:
+    if name in _STOPPED:
         return "stop"
     if name.startswith((_REGIONS, _ARCHIVE_PORTS)):
         return "restart"

@@ -99,6 +99,12 @@ def test_new_shards_and_a_first_id_are_no_change() -> None:
     assert changes(known, CONFIG) == {"id": "never"}
 
 
+def test_settings_of_a_later_release_are_no_change() -> None:
+    """Its nodes run, while the command line is of this release, or was put back to it."""
+    later = flatten(CONFIG) | {"new_key": 1, "log.new": 2, "new.table": 3, "regions of shard 7": []}
+    assert changes(later, CONFIG) == {"regions of shard 7": "restart"}
+
+
 def test_changed_nodes_are_named() -> None:
     moved = ShardConfig(0, (NodeConfig("shard-0-0", "127.0.0.1", 7409),))
     assert changed(shards=(moved,)) == {"shard 0": "never"}

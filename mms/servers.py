@@ -235,6 +235,10 @@ class Servers:
         """Return how long a server was silent while this node listened, in ns."""
         return now - max(server.last_heard_at, self._listening_since)
 
+    def is_listening_anew(self, now: int) -> bool:
+        """Whether nodes that are up may not have been heard yet: before, nothing was received."""
+        return now - self._listening_since < UP_NS
+
     def raise_frontier(self, shard: int, frontier: int) -> None:
         """Store that all of a shard's positions below `frontier` are stable."""
         if frontier > self._frontiers.get(shard, frontier):

@@ -139,6 +139,8 @@ class Upgrades:
         if message.wire <= self._state.wire:
             return [self._reply(src, message)]
         obstacles = list(self._obstacles(message.wire, now))
+        if obstacles and self._servers.is_listening_anew(now):
+            return []  # A new leader does not know yet which nodes are up.
         if obstacles:
             more = len(obstacles) - _MAX_NAMED
             named = obstacles[:_MAX_NAMED] + ([f"and {more} more"] if more > 0 else [])

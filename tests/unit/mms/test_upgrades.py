@@ -252,6 +252,19 @@ def test_a_repetition_is_not_refused_while_its_proposal_may_be_committed() -> No
     assert set(world.answers(UpgradeFinished)) == {UpgradeFinished(CLUSTER, 9, 2)}
 
 
+def test_a_new_leader_refuses_nothing_before_it_can_have_heard_all_nodes() -> None:
+    world = upgraded(mms=3)
+    world.step(LeaderChanged("mms-1", is_self=False))
+    world.run(5 * S)
+    world.lead()
+    assert finish(world) is None, "mms-1 and mms-2 may be up"
+    world.run(2300 * MS)
+    assert finish(world) is None
+    world.run(100 * MS)
+    world.send(info("mms-1", NEW), b"mms-1")
+    assert finish(world) == UpgradeFinished(CLUSTER, 9, 1, "mms-2 is down")
+
+
 # --- the nodes learn it ---
 
 

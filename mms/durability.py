@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mms.servers import Servers
     from mms.state import ClusterState
     from ziplog.core.node import Effect
+    from ziplog.core.view import Placement
     from ziplog.types import Durability, Epoch
 
 
@@ -35,9 +36,21 @@ class DurabilityLevel:
         return {
             server.name: server.heartbeat.level if server.heartbeat is not None else ""
             for shard, placement in self._state.placements.items()
-            if placement.state not in {"joining", "finalized"}
+            if self._may_ack(placement)
             for server in self._servers.replicas(shard)
         }
+
+    def _may_ack(self, placement: Placement) -> bool:
+        """Whether a shard may ack records, now or after a recovery.
+
+        A removed one does until all its positions are stable. In a recovery it does not: its
+        servers may never return, and those that do report first.
+        """
+        retired = self._state.retired.get(placement.shard)
+        if retired is None:
+            return placement.state != "joining"
+        has_left = 0 < retired.limit <= self._servers.frontier(placement.shard)
+        return placement.state == "leaving" and not has_left
 
     def propose(self, epoch: Epoch, now: int) -> list[Effect]:
         """Propose the level in force, if it has changed. For the leader.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mms.commands import SetDurability, decode_command
+from mms.commands import RetireShard, SetDurability, decode_command
 from mms.state import ClusterState
-from tests.services import S
-from tests.unit.mms.world import World, config
-from ziplog.core.node import LevelRequested
+from tests.services import CLUSTER, S
+from tests.unit.mms.reconfiguration import HANDLER, is_settled, limit, servers_of
+from tests.unit.mms.reconfiguration import change as change_shard
+from tests.unit.mms.world import World, config, state
+from ziplog.core.node import Committed, LevelRequested
+from ziplog.wire import Remove
 
 
 def change(world: World, *levels: str) -> None:
@@ -53,6 +56,36 @@ def test_level_falls_with_the_first_server() -> None:
     change(world, "disk", "memory", "disk", "disk")
     assert [level for level, _ in committed(world)] == ["memory"]
     assert world.status()["durability"] == "memory"
+
+
+def test_level_rises_without_a_removed_shard_whose_servers_are_lost() -> None:
+    """Its servers in a lost region never report the level."""
+    world = World(config(2)).lead().run(5 * S)
+    world.may_warn = True
+    world.service.step(LevelRequested("disk"), world.now)
+    lost = servers_of(world, 1)[1]
+    change(world, "memory", "memory", "memory", "memory")
+    lost.alive = False
+    world.send(Remove(CLUSTER, 5, 1, 1, 2), HANDLER)
+    world.run(S)
+    change_shard(world, 1, "remove")
+    change(world, "disk", "disk", "disk")
+    assert state(world, 1) == "recovering"
+    assert [level for level, _ in committed(world)] == ["disk"]
+    assert world.status()["durability_change"] is None
+
+
+def test_level_rises_once_a_leaving_shard_has_settled_its_positions() -> None:
+    world = World(config(2)).lead().run(5 * S)
+    command = RetireShard(1, 0).encode()
+    world.log.append(command)
+    world.step(Committed(command, world.consensus.apply(command)))
+    change(world, "disk", "disk", "memory", "memory")
+    assert limit(world, 1)
+    assert committed(world) == [], "it may still ack records"
+    is_settled(world, 1)
+    world.run(S)
+    assert [level for level, _ in committed(world)] == ["disk"]
 
 
 @pytest.mark.parametrize("level", ["memory", "disk"])

@@ -42,7 +42,8 @@ def default_min_regions(state: ClusterState, config: ClusterConfig) -> int:
     """Return the least number of regions of an insert that requests no number.
 
     It is the cluster file's, once the servers of the file's shards have their regions of the file:
-    while an operator relabels servers one by one, inserts need no more than one region.
+    while an operator relabels servers one by one, inserts need no more than one region. Removed
+    shards do not count: their servers may be lost for good, and never get other labels.
     """
     if config.required_regions < 2:
         return 1
@@ -50,7 +51,7 @@ def default_min_regions(state: ClusterState, config: ClusterConfig) -> int:
     is_labelled = all(
         replica.region == (node.region or "")
         for shard, placement in state.placements.items()
-        if shard in expected and placement.state not in {"leaving", "finalized"}
+        if shard in expected and shard not in state.retired
         for replica, node in zip(placement.replicas, expected[shard], strict=True)
     )
     return config.required_regions if is_labelled else 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.reconfiguration import HANDLER, servers_of
+from tests.unit.mms.reconfiguration import HANDLER, change, servers_of
 from tests.unit.mms.world import World, config, state
 from ziplog.config import ClusterConfig
 from ziplog.core.view import Replica, fingerprint
@@ -136,6 +136,23 @@ def test_clients_get_the_number_of_regions_once_all_servers_have_theirs() -> Non
     assert hello(world).limits.min_regions == 1
     world.servers[0].region = "a"
     world.run(2 * S)
+    assert hello(world).limits.min_regions == 2
+
+
+def test_a_removed_shard_with_a_lost_server_keeps_no_client_in_one_region() -> None:
+    """The lost server had no label; it never gets the one of the file."""
+    world = World(labelled(*TRIANGLE)).lead().run(S)
+    world.may_warn = True
+    lost = world.servers[0]
+    lost.region = ""
+    world.run(2 * S)
+    lost.alive = False
+    world.send(Remove(CLUSTER, 5, 0, 1, 2), HANDLER)
+    world.run(S)
+    assert hello(world).limits.min_regions == 1
+    change(world, 0, "remove")
+    world.run(S)
+    assert state(world, 0) == "recovering"
     assert hello(world).limits.min_regions == 2
 
 

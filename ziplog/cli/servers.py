@@ -295,9 +295,10 @@ class _LogToStderr(logging.Handler):
     """Prints log records with their times on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
+        """Print one record, if stderr takes it: its reader may have ended, its disk be full."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        say(f"{at} {record.getMessage()}")
+        with contextlib.suppress(OSError):
+            say(f"{at} {record.getMessage()}")
 
 
 def _announce(cluster: Cluster) -> None:

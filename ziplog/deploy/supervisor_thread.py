@@ -25,6 +25,8 @@ from ziplog.segments.entry import SCARCE
 from ziplog.wire import Orders, OrdersQuery, decode, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ziplog.deploy.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -85,13 +87,21 @@ class SupervisorThread:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._check_cluster_file()
-            self._rotate_logs()
-            self._start_new()
-            self._restart_dead()
-            self._query_failure_handlers()
+            self._try(self._check_cluster_file)
+            self._try(self._rotate_logs)
+            self._try(self._start_new)
+            self._try(self._restart_dead)
+            self._try(self._query_failure_handlers)
             self._transport.wait(_POLL_NS)
-            self._receive()
+            self._try(self._receive)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Run a step; no failure ends the thread, also none of a handler of this log."""
+        try:
+            step()
+        except Exception:
+            with contextlib.suppress(Exception):
+                log.exception("a step of the supervision failed; it goes on")
 
     def _check_cluster_file(self) -> None:
         file: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from tests.unit.ziplog.nodes import exists, make, ready, rewrite
 from tests.waiting import wait_until
 from ziplog.config import NodeConfig, ShardConfig
 from ziplog.config_text import dump_shard
-from ziplog.deploy import new_shard, restart_policy, supervisor
+from ziplog.deploy import new_shard, restart_policy, supervisor, supervisor_thread
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor
 from ziplog.deploy.supervisor_thread import SupervisorThread
 from ziplog.errors import ConfigError, UnavailableError
@@ -136,6 +136,24 @@ def test_a_killed_node_is_restarted(running: Supervisor, supervision: Supervisor
         running.kill(name)
         await_return(running, name, pid)
         assert not exists(pid)
+
+
+def test_a_log_that_fails_ends_no_supervision(
+    running: Supervisor, supervision: SupervisorThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fail(*_: object, **__: object) -> None:
+        failed.set()
+        raise BrokenPipeError
+
+    with monkeypatch.context() as patch:
+        for method in ("warning", "exception"):
+            patch.setattr(supervisor_thread.log, method, fail)
+        pid = running.pid("shard-0-0")
+        running.kill("shard-0-0")
+        await_return(running, "shard-0-0", pid)
+    assert failed.is_set()
 
 
 def test_a_node_that_the_handler_cannot_reach_is_replaced(

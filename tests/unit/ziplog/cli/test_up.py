@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
+import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,3 +88,16 @@ def test_a_start_in_the_background_does_not_repeat_that_another_one_was_refused(
     lines = capsys.readouterr().err.splitlines()
     found = [line for line in lines if line.startswith("ziplog: warning: ")]
     assert found == ["ziplog: warning: settings wait for a restart"]
+
+
+def test_a_log_line_that_stderr_does_not_take_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("ziplog.test_of_stderr")
+    monkeypatch.setattr(logger, "handlers", [servers._LogToStderr()])
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8", buffering=1) as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        logger.warning("shard-0-0 ended (signal 9)")
+        # Its buffer still holds the line, which nothing can write.
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)

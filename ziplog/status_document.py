@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 #: A shard in one of these states works as intended.
 WELL: Final = frozenset({"live", "finalized"})
 
+#: States of a server with which a live shard may take records. A full backup stores what the
+#: primary places; a suspect server has been silent for a moment only.
+_PRESENT: Final = frozenset({"up", "full", "suspect"})
+
 
 def nodes_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return all nodes: of the membership service, failure handlers, then storage servers.
@@ -40,3 +44,14 @@ def replicas_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         for replica in shard["replicas"]
         if not shard.get("is_over") or replica["state"] in {"up", "full"}
     ]
+
+
+def stalled_by(shard: Mapping[str, Any]) -> list[str]:
+    """Return how the servers are without which a live shard takes no records: "NAME is down".
+
+    A shard stays live until a recovery begins, or for good if no failure handler leads.
+    """
+    if shard["state"] != "live":
+        return []
+    replicas = shard["replicas"]
+    return [f"{one['name']} is {one['state']}" for one in replicas if one["state"] not in _PRESENT]

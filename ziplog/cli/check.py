@@ -16,7 +16,7 @@ from ziplog.core.units import NS_PER_S
 from ziplog.errors import ZiplogError
 from ziplog.monitor.rates import total
 from ziplog.runtime.clock import now_ns
-from ziplog.status_document import WELL, needed_shards, nodes_of
+from ziplog.status_document import WELL, needed_shards, nodes_of, stalled_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -177,7 +177,7 @@ def _shard(shard: dict[str, Any]) -> Finding:
     text = f"{state}, view {shard['view']}" + (f", {', '.join(absent)}" if absent else "")
     if shard.get("obstacle"):
         return Finding(Level.CRITICAL, name, f"{text}; not recovered: {shard['obstacle']}")
-    if state == "recovering" or shard.get("refusing"):
+    if state == "recovering" or shard.get("refusing") or stalled_by(shard):
         return Finding(Level.CRITICAL, name, f"{text}; it takes no records")
     is_well = state in WELL and not absent
     return Finding(Level.OK if is_well else Level.WARNING, name, text)

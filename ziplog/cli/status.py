@@ -16,6 +16,7 @@ from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import one_line, print_json
 from ziplog.cli.upgrade import unfinished
 from ziplog.core.nearness import named
+from ziplog.status_document import stalled_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +103,7 @@ def _view(document: dict[str, Any]) -> Group:
         *_states(document),
         *_lost_regions(document),
         *_obstacles(document),
+        *_stalled(document),
         *full_disks(document),
         *_blocked(document),
         *_losses(document),
@@ -135,6 +137,15 @@ def _obstacles(document: dict[str, Any]) -> list[str]:
         f"shard {shard['id']} is not recovered: {one_line(shard['obstacle'])}"
         for shard in document["shards"]
         if shard.get("obstacle")
+    ]
+
+
+def _stalled(document: dict[str, Any]) -> list[str]:
+    """Return a line for each live shard that takes no records, because servers are absent."""
+    return [
+        f"shard {shard['id']} takes no records: {', '.join(map(one_line, absent))}"
+        for shard in document["shards"]
+        if (absent := stalled_by(shard))
     ]
 
 

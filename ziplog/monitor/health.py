@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.monitor.rates import total
-from ziplog.status_document import WELL, nodes_of
+from ziplog.status_document import WELL, nodes_of, stalled_by
 
 if TYPE_CHECKING:
     from ziplog.wire import Metrics
@@ -67,6 +67,8 @@ def coordinator_problem(name: str, reply: Metrics | None) -> str:
 def _shard_problem(shard: dict[str, Any]) -> str:
     if shard["state"] not in WELL:
         return f"shard {shard['id']} is {shard['state']}"
+    if absent := stalled_by(shard):
+        return f"shard {shard['id']} takes no records: {', '.join(absent)}"
     return f"shard {shard['id']} refuses records" if shard["refusing"] else ""
 
 

@@ -273,11 +273,11 @@ def test_the_status_has_what_the_nodes_replied() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "problem"),
     [
-        ("", {}, ""),
+        ("", {}, "shard 3 takes no records: shard-3-1 is down"),
         ("", {"state": "finalized"}, ""),
         ("", {"state": "recovering"}, "shard 3 is recovering"),
-        ("", {"refusing": True}, "shard 3 refuses records"),
-        ("shard-3-0", {}, ""),
+        ("shard-3-0", {}, "shard 3 takes no records: shard-3-1 is down"),
+        ("shard-3-0", {"state": "finalized"}, ""),
         ("shard-3-0", {"state": "recovering"}, "shard 3 is recovering"),
         ("shard-3-1", {}, "shard-3-1 is down"),
         ("mms-0", {"state": "recovering"}, ""),
@@ -289,6 +289,16 @@ def test_what_is_ready(name: str, changes: dict[str, Any], problem: str) -> None
     found = document()
     found["shards"][0].update(changes)
     assert health.readiness_problem(found, name) == problem
+
+
+@pytest.mark.parametrize("state", ["up", "full", "suspect"])
+@pytest.mark.parametrize(("refusing", "problem"), [(False, ""), (True, "shard 3 refuses records")])
+def test_a_live_shard_with_all_servers_is_ready(state: str, refusing: bool, problem: str) -> None:
+    found = document()
+    found["shards"][0]["refusing"] = refusing
+    found["shards"][0]["replicas"][1]["state"] = state
+    for name in ("", "shard-3-0"):
+        assert health.readiness_problem(found, name) == problem
 
 
 @pytest.mark.parametrize(

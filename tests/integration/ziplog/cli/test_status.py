@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,15 @@ def test_status_shows_full_disks(log: FakeLog, monkeypatch: pytest.MonkeyPatch) 
     name = shard["replicas"][0]["name"]
     line = rf"{name} is full: 1.0 MiB\x1b free; shard {shard['id']} refuses records"
     assert line in run("status").stdout.splitlines()
+
+
+def test_status_shows_a_live_shard_that_takes_no_records(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = deepcopy(STATUS)
+    document["shards"][0]["replicas"][0]["state"] = "down"
+    monkeypatch.setattr(log, "cluster", lambda: document)
+    assert "\nshard 0 takes no records: shard-0-0 is down\n" in run("status").stdout
 
 
 def test_status_json_is_the_document(log: FakeLog) -> None:

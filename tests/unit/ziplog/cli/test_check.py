@@ -72,6 +72,8 @@ def test_nothing_is_found_in_a_healthy_cluster() -> None:
         ),
         (lambda d: d["shards"][0].update(state="leaving"), (Level.WARNING, "shard 0")),
         (lambda d: replica(d).update(state="suspect"), (Level.WARNING, "shard 0")),
+        (lambda d: replica(d).update(state="down"), (Level.CRITICAL, "shard 0")),
+        (lambda d: replica(d).update(state="limbo"), (Level.CRITICAL, "shard 0")),
         (
             lambda d: replica(d)["disk"].update(free_bytes=(2 << 30) - 1),
             (Level.WARNING, "disk of shard-0-0"),

@@ -87,7 +87,7 @@ def document(
         "mms": [
             _leader(node, pid, release, free_bytes)
             if node.name == name
-            else _follower(node, peers, now, is_up=node.name in connected)
+            else _follower(node, peers, now, is_connected=node.name in connected)
             for node in config.mms
         ],
         "failure_handlers": failure_handlers.status(now),
@@ -183,8 +183,10 @@ def _leader(node: NodeConfig, pid: int, release: Release, free_bytes: int | None
     }
 
 
-def _follower(node: NodeConfig, peers: Peers, now: int, *, is_up: bool) -> dict[str, Any]:
+def _follower(node: NodeConfig, peers: Peers, now: int, *, is_connected: bool) -> dict[str, Any]:
     info = peers.info(node.name, now)
+    # The connection of a process that hangs stays open.
+    state = "down" if not is_connected else "suspect" if info is None else "up"
     return {
         "name": node.name,
         "endpoint": node.endpoint,
@@ -194,7 +196,7 @@ def _follower(node: NodeConfig, peers: Peers, now: int, *, is_up: bool) -> dict[
         "version": (info.version or None) if info is not None else None,
         "wire_versions": wire_versions(info),
         "leader": False,
-        "state": "up" if is_up else "down",
+        "state": state,
         "disk": service_disk(info.free_bytes if info is not None else None),
     }
 

@@ -11,10 +11,25 @@ from ziplog.wire import (
     HandlerHeartbeat,
     LeaseHistory,
     LeaseQuery,
+    NodeInfo,
     Obstacle,
     Remove,
     Trim,
 )
+
+
+def test_a_connected_membership_node_is_up_while_it_replies() -> None:
+    world = World(config(mms=3)).lead().run(5 * S)
+    world.step(PeersChanged(("mms-1", "mms-2")))
+
+    def states() -> list[str]:
+        return [node["state"] for node in world.status()["mms"]]
+
+    assert states() == ["up", "suspect", "suspect"]
+    world.send(NodeInfo(CLUSTER, 0, "membership", "mms-1", "c", "0.2", 1, 2, [], 1), b"mms-1")
+    assert states() == ["up", "up", "suspect"]
+    world.run(3 * S)
+    assert states() == ["up", "suspect", "suspect"]
 
 
 def test_the_status_document() -> None:
@@ -32,7 +47,7 @@ def test_the_status_document() -> None:
     assert document["trimmed_before"] == "0@0"
     assert document["failure_handlers"] == []
     assert [(n["name"], n["leader"], n["state"], n["pid"]) for n in document["mms"]] == [
-        ("mms-0", True, "up", 1), ("mms-1", False, "down", None), ("mms-2", False, "up", None)
+        ("mms-0", True, "up", 1), ("mms-1", False, "down", None), ("mms-2", False, "suspect", None)
     ]  # fmt: skip
     assert document["lease"] == world.lease.number
     assert document["blocked_by"] is None

@@ -114,6 +114,10 @@ class Server:
             return placed
         return self.heartbeat.region
 
+    def is_heard(self, now: int) -> bool:
+        """Whether its last heartbeat describes the present: it is not down."""
+        return self.heartbeat is not None and now - self.last_heard_at < SUSPECT_NS
+
     def heartbeat_age_ms(self, now: int) -> int | None:
         """Return the age of its last heartbeat; None if none came."""
         return None if self.heartbeat is None else (now - self.last_heard_at) // NS_PER_MS
@@ -342,6 +346,7 @@ class FailureHandlers:
         heartbeat, last_at = self._last_heartbeats.get(node.name, (None, now - SUSPECT_NS))
         silence = now - last_at
         state = "up" if silence < UP_NS else "suspect" if silence < SUSPECT_NS else "down"
+        free = heartbeat.free_bytes if heartbeat is not None and state != "down" else None
         return {
             "name": node.name,
             "endpoint": node.endpoint,
@@ -352,7 +357,7 @@ class FailureHandlers:
             "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,
             "version": (heartbeat.version or None) if heartbeat is not None else None,
             "wire_versions": wire_versions(heartbeat),
-            "disk": service_disk(heartbeat.free_bytes if heartbeat is not None else None),
+            "disk": service_disk(free),
         }
 
 

@@ -299,7 +299,9 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
         "view": placement.view,
         "state": placement.state,
         "is_over": membership_rules.is_over(state, placement.shard),
-        "rate_per_s": primary.rate_per_s if primary is not None else 0,
+        "rate_per_s": primary.rate_per_s
+        if primary is not None and replicas[0].is_heard(now)
+        else 0,
         "stable_gsn": primary.stable_gsn if primary is not None else 0,
         "durable_gsn": primary.durable_gsn if primary is not None else 0,
         "frontier": frontier,
@@ -329,7 +331,7 @@ def _replica(server: Server, replica: Replica, now: int) -> dict[str, Any]:
         "full": server.full or None,
         "version": (heartbeat.version or None) if heartbeat is not None else None,
         "wire_versions": wire_versions(heartbeat),
-        "disk": _disk(heartbeat) if heartbeat is not None else None,
+        "disk": _disk(heartbeat) if heartbeat is not None and server.is_heard(now) else None,
     }
 
 

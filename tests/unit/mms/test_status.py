@@ -6,6 +6,7 @@ from mms.commands import FinalizeShard, RetireShard
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.world import World, config
 from ziplog.core.node import Committed, PeersChanged
+from ziplog.status_document import nodes_of
 from ziplog.wire import (
     ChangeShard,
     HandlerHeartbeat,
@@ -66,6 +67,26 @@ def test_the_status_document() -> None:
         "state": "up", "full": None, "version": "0.1", "wire_versions": [1, 1],
         "disk": {"free_bytes": 0, "reserve_bytes": 0, "full": False},
     }  # fmt: skip
+
+
+def test_nothing_of_the_past_is_reported_as_present() -> None:
+    world = World(config(handlers=1)).lead().run(5 * S)
+    world.send(HandlerHeartbeat(CLUSTER, "fh-0", 5, leader=True, free_bytes=7), b"handler")
+    for server in world.servers:
+        server.rate = 1200
+    world.run(S)
+    before = world.status()
+    assert before["shards"][0]["rate_per_s"] == 1200
+    assert None not in [node["disk"] for node in nodes_of(before)]
+    for server in world.servers:
+        server.alive = False
+    world.run(6 * S)
+    after = world.status()
+    assert after["shards"][0]["rate_per_s"] == 0
+    reported = {node["name"] for node in nodes_of(after) if node["disk"] is not None}
+    assert reported == {"mms-0"}
+    states = {node["state"] for node in nodes_of(after) if node["name"] != "mms-0"}
+    assert states == {"down"}
 
 
 def test_live_shard_has_no_obstacle_of_an_older_heartbeat() -> None:

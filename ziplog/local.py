@@ -33,7 +33,7 @@ from ziplog.runtime import level_file
 from ziplog.status_document import needed_shards, services_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Self
 
     from ziplog.config import ClusterConfig
@@ -133,7 +133,7 @@ class Cluster:
                 lag_fix=lag_fix,
                 **others,
             )
-            _write(directory, config)
+            is_new = _create(directory, config, timeout)
         self._supervisor: Final = Supervisor(directory, launcher=launcher)
         self._supervisor_thread: SupervisorThread | None = None
         self._process: Final = os.getpid()
@@ -479,7 +479,34 @@ def _servers_in_limbo(shard: dict[str, Any]) -> list[str]:
     return [replica["name"] for replica in shard["replicas"] if replica["state"] == "limbo"]
 
 
-def _write(directory: Path, config: ClusterConfig) -> None:
+def _create(directory: Path, config: ClusterConfig, timeout_s: float) -> bool:
+    """Write the file of a new cluster; return False if another process has just written one."""
+    path = directory / CLUSTER_FILE
+    with _writing(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with cluster_file.exclusive_lock(path, timeout_s):
+        if not path.exists():
+            _refuse_nodes(directory, config)
+        with _writing(directory):
+            # Relative, so that the directory can be moved and copied.
+            return cluster_file.create(path, dump(replace(config, data_dir=Path())))
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            "data directory",
+            str(directory),
+            "a writable directory",
+            message=f"cannot write to the data directory {directory}: {error.strerror}",
+        ) from error
+
+
+def _refuse_nodes(directory: Path, config: ClusterConfig) -> None:
+    """Refuse a directory that has the files of nodes, but no cluster file."""
     for node in config.nodes:
         if (directory / node.name).exists():
             sentence = (
@@ -489,20 +516,6 @@ def _write(directory: Path, config: ClusterConfig) -> None:
             raise ConfigError(
                 "data directory", str(directory), f"without {node.name!r}", message=sentence
             )
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = directory / CLUSTER_FILE
-        path.touch(mode=0o600)
-        # Relative, so that the directory can be moved and copied.
-        text = dump(replace(config, data_dir=Path()))
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            "data directory",
-            str(directory),
-            "a writable directory",
-            message=f"cannot write to the data directory {directory}: {error.strerror}",
-        ) from error
 
 
 def _remove_files(directory: Path, nodes: list[str]) -> None:

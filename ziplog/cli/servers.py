@@ -28,7 +28,7 @@ from ziplog.cli.status import full_disks
 from ziplog.cli.terminal import counted, print_json
 from ziplog.config import ClusterConfig, load
 from ziplog.config_tables import LogConfig
-from ziplog.deploy import companion, node_logs
+from ziplog.deploy import cluster_file, companion, node_logs
 from ziplog.deploy.supervisor import CLUSTER_FILE, LOCK_FILE, running_pid
 from ziplog.errors import ConfigError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
@@ -48,7 +48,9 @@ _STATUS_TIMEOUT_S: Final = 2.0
 #: Maximum length of an error of a cluster in the background: it quotes warnings of nodes.
 _ERROR_LENGTH: Final = 8_192
 #: Left by a start that failed, or by the file system.
-_NO_DATA: Final = frozenset({LOCK_FILE, node_logs.LOG_DIRECTORY, "lost+found"})
+_NO_DATA: Final = frozenset(
+    {LOCK_FILE, CLUSTER_FILE + cluster_file.NEW, node_logs.LOG_DIRECTORY, "lost+found"}
+)
 _FILES_SHOWN: Final = 3
 _LEVELS: Final = {
     "memory": "an insert is done when all {n} servers of its shard have it in memory;"

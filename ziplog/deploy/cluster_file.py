@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: Added to the name of a cluster file that is being written.
+NEW: Final = ".new"
 _POLL_S: Final = 0.02
 _TABLE: Final = re.compile(r"^\[cluster\][^\n]*\n", re.MULTILINE)
 _ID: Final = re.compile(r'^id = "[0-9a-f]+"\n', re.MULTILINE)
@@ -50,6 +52,21 @@ def exclusive_lock(path: Path, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def create(path: Path, text: str) -> bool:
+    """Write a new cluster file, which is complete or absent; return whether there was none.
+
+    The caller holds its `exclusive_lock`, so that one of two processes creates a cluster.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    if path.exists():
+        return False
+    _write(path, text, 0o600)
+    return True
 
 
 def set_id(path: Path, cluster_id: str) -> None:
@@ -95,8 +112,11 @@ def replace(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    new = path.with_name(f"{path.name}.new")
+    _write(path, text, stat.S_IMODE(path.stat().st_mode))
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    new = path.with_name(path.name + NEW)
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123 - a descriptor
         os.fchmod(file.fileno(), mode)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -9,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.ziplog.nodes import make
+from ziplog import local
+from ziplog.cli import servers
 from ziplog.config import load
-from ziplog.deploy import cluster_file
+from ziplog.deploy import cluster_file, new_cluster
 from ziplog.deploy.supervisor import CLUSTER_FILE
 from ziplog.errors import ConfigError, DeadlineError
 
@@ -80,3 +85,34 @@ def test_an_invalid_id_is_refused(path: Path, found: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"id in .* must be 32 hexadecimal digits"):
         load(path)
+
+
+def test_of_two_processes_that_create_a_cluster_one_writes_its_file(tmp_path: Path) -> None:
+    """Both found no cluster file; the second one must not replace the file of the first."""
+    shape = new_cluster.shape(1, 0, 1, 0, ())
+    first, second = (
+        new_cluster.config(shape, port, name="c", data_dir=tmp_path) for port in (20_000, 21_000)
+    )
+    assert local._create(tmp_path, first, 1.0)
+    (tmp_path / "mms-0").mkdir()
+    assert not local._create(tmp_path, second, 1.0)
+    assert load(tmp_path / CLUSTER_FILE) == first
+
+
+def test_a_new_cluster_file_is_complete_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / CLUSTER_FILE
+    shape = new_cluster.shape(1, 0, 1, 0, ())
+    config = new_cluster.config(shape, 20_000, name="c", data_dir=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            local._create(tmp_path, config, 1.0)
+    assert not file.exists()
+    servers._refuse_other_files(tmp_path)  # of `ziplog up`
+    assert local._create(tmp_path, config, 1.0)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

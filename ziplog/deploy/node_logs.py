@@ -71,19 +71,32 @@ def rotate(path: Path, max_bytes: int, files: int) -> bool:
         files: the number of files to keep, with the present one.
 
     Raises:
-        OSError: a file cannot be copied or renamed; the log stays as it is.
+        OSError: a file cannot be copied or renamed; the log stays as it is. Nothing is deleted if
+            it cannot be copied, to a full disk for example.
 
     """
     if not path.exists() or path.stat().st_size < max_bytes:
         return False
     former = [path.with_name(f"{path.name}.{number}") for number in range(1, files)]
-    for newer, older in reversed(list(pairwise(former))):
-        if newer.exists():
-            newer.replace(older)
     if former:
-        shutil.copyfile(path, former[0])
+        copy = _copied(path)
+        for newer, older in reversed(list(pairwise(former))):
+            if newer.exists():
+                newer.replace(older)
+        copy.replace(former[0])
     os.truncate(path, 0)
     return True
+
+
+def _copied(path: Path) -> Path:
+    """Return a complete copy of a log."""
+    copy = path.with_name(f"{path.name}.new")
+    try:
+        shutil.copyfile(path, copy)
+    except OSError:
+        copy.unlink(missing_ok=True)
+        raise
+    return copy
 
 
 def _message(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,3 +85,24 @@ def test_the_last_words_are_an_error_that_is_no_event(tmp_path: Path) -> None:
         write(tmp_path, text)
         assert node_logs.last_words(tmp_path, "x", 14 * text.startswith("former")) == []
     assert node_logs.last_words(tmp_path, "none") == []
+
+
+def test_a_log_that_cannot_be_copied_deletes_no_former_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(_source: Path, copy: Path) -> None:
+        copy.write_text("a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files = {"x.log": "the present one", "x.log.1": "former", "x.log.2": "earlier"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(node_logs.shutil, "copyfile", fill)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                node_logs.rotate(tmp_path / "x.log", 10, 3)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == files
+    assert node_logs.rotate(tmp_path / "x.log", 10, 3)
+    after = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert after == {"x.log": "", "x.log.1": "the present one", "x.log.2": "former"}

@@ -456,14 +456,16 @@ def parse(text: str, path: Path) -> ClusterConfig:
 
     """
     try:
-        return _parse(tomllib.loads(text), path)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
         raise ConfigError(
             "cluster file",
             str(path),
             "TOML",
             message=f"the cluster file {path} is not valid TOML: {error}",
         ) from error
+    try:
+        return _parse(document, path)
     except ConfigError as error:
         raise ConfigError(
             error.name, error.value, error.allowed, str(path), message=error.message

@@ -219,6 +219,7 @@ def test_a_relative_data_directory_is_beside_the_file(tmp_path: Path) -> None:
         ('host = "localhost"', 'host = "a b"', "a host name or an IPv4 address"),
         ("[[mms]]", "[[failure_handler]]", "[[mms]]"),
         ("[cluster]", "[cluster", "TOML"),
+        ("[cluster]", f"[cluster]\nf = {'1' * 5000}", "TOML"),
         ("insecure = false", 'raft_password = "short"', "16 to 256 characters"),
     ],
 )

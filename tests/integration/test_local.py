@@ -492,6 +492,12 @@ def test_a_detached_start_reports_what_is_missing(tmp_path: Path) -> None:
         ziplog_cli("down", *where)
 
 
+def test_a_bad_option_of_a_detached_start_is_bad_usage(tmp_path: Path) -> None:
+    up = ziplog_cli("up", "--data-dir", str(tmp_path), "--mms=2", "--detach")
+    assert up.returncode == 2
+    assert up.stderr.endswith("ziplog: error: mms is 2; it must be 1, 3 or 5\n")
+
+
 def test_a_closed_stdout_is_reported_in_one_line() -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{' '.join(ZIPLOG)} status >&-"],

@@ -61,6 +61,8 @@ _LEVELS: Final = {
 _COORDINATOR_PORT: Final = 7500
 #: The event that says why a cluster in the background was not started.
 _NOT_STARTED: Final = "not started"
+#: The exit code of a command whose options, or whose cluster file, are not allowed.
+_BAD_USAGE: Final = 2
 
 Shards = Annotated[int | None, typer.Option("--shards", min=1, help="Shards. [default: 2]")]
 Failures = Annotated[
@@ -201,7 +203,7 @@ def _start(
         if not process_logging.is_configured():
             raise
         event_log.critical(_NOT_STARTED, reason=str(error))
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        raise typer.Exit(_BAD_USAGE if isinstance(error, ConfigError) else 1) from None
 
 
 def _log_ready(cluster: Cluster) -> None:
@@ -384,11 +386,14 @@ def _detach(
         process.terminate()
         raise
     if not endpoint:
-        process.wait()
+        code = process.wait()
         found = node_logs.warnings(data_dir, node_logs.SUPERVISOR, start)
         reason = next((line for line in found if line.startswith(_NOT_STARTED)), None)
         said = node_logs.tail(data_dir, node_logs.SUPERVISOR, start, line_length=_ERROR_LENGTH)
-        raise UnavailableError((reason or said).removeprefix(f"{_NOT_STARTED}: "))
+        text = (reason or said).removeprefix(f"{_NOT_STARTED}: ")
+        if code == _BAD_USAGE:
+            raise ConfigError("ziplog up", " ".join(options), "other options", message=text)
+        raise UnavailableError(text)
     config = load(data_dir / CLUSTER_FILE)
     say(
         f"cluster {config.name!r} is running in the background (process {process.pid}),"

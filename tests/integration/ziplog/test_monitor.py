@@ -117,6 +117,16 @@ def test_the_paths_of_a_healthy_cluster(monitor: Monitor) -> None:
     assert get(monitor, "/")[0] == 404
 
 
+@pytest.mark.parametrize("name", ["ziplog_raft_leader", "ziplog_build_info"])
+def test_an_alert_on_all_nodes_of_a_cluster_holds_for_monitors_of_one_machine(name: str) -> None:
+    """Each has an `instance` of its own, and the leader is on one machine."""
+    rules = re.split("- alert:", ALERTS.read_text())
+    [rule] = [found for found in rules if name in found]
+    assert f"({name} * on (job, instance) group_left (cluster_id) ziplog_cluster_info)" in rule
+    assert "by (instance" not in rule
+    assert "by (cluster_id" in rule
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_metrics_pass_prometheus_own_check(monitor: Monitor) -> None:
     wait_until(lambda: sample(monitor, 'ziplog_up{node="shard-0-0"}') == 1, "a node replied")

@@ -279,6 +279,17 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_exported(monitor: Mon
     assert len(json.loads(DASHBOARD.read_text())["panels"]) == 33
 
 
+def test_the_dashboard_has_rates_at_every_scrape_interval() -> None:
+    """Prometheus scrapes once a minute by default; a shorter range holds one sample, no rate."""
+    ranges = re.findall(r"\[([^]\"]*)\]", "".join(expressions()))
+    assert set(ranges) == {"$__rate_interval"}
+
+
+def expressions() -> Iterator[str]:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_alerts_pass_prometheus_own_check() -> None:
     subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _FIRST_PORT: Final = 7400
 #: Time in which the cluster must return its status after it is live.
 _STATUS_TIMEOUT_S: Final = 2.0
+#: Least time for a coordinator or the monitor to start, also if the cluster took all of the limit.
+_COMPANION_S: Final = 5.0
 #: Maximum length of an error of a cluster in the background: it quotes warnings of nodes.
 _ERROR_LENGTH: Final = 8_192
 #: Left by a start that failed, or by the file system.
@@ -187,15 +189,20 @@ def _start(
     options: dict[str, Any],
     logdb_port: int | None,
 ) -> Cluster:
+    until = time.monotonic() + timeout
     try:
         with waiting("the cluster is starting"):
             cluster = stack.enter_context(
                 Cluster(data_dir, timeout=timeout, accept_limbo=True, supervise=True, **options)
             )
             if logdb_port is not None:
-                stack.enter_context(companion.coordinator(data_dir, cluster.config, logdb_port))
+                left = max(until - time.monotonic(), _COMPANION_S)
+                stack.enter_context(
+                    companion.coordinator(data_dir, cluster.config, logdb_port, left)
+                )
             if (settings := cluster.config.monitor) is not None and settings.port:
-                stack.enter_context(companion.monitor(data_dir, data_dir / CLUSTER_FILE))
+                left = max(until - time.monotonic(), _COMPANION_S)
+                stack.enter_context(companion.monitor(data_dir, data_dir / CLUSTER_FILE, left))
             for warning in config_warnings(cluster.config):
                 say(f"warning: {warning}")
             return cluster

@@ -48,7 +48,7 @@ class CursorPolls:
         #: By position, of those that are older than the observations: when the first record from
         #: there on was inserted, in monotonic ns.
         self._inserted_at: dict[int, int] = {}
-        self._listed: tuple[float, Sequence[ListedCursor]] = (0.0, ())
+        self._listed: tuple[float, Sequence[ListedCursor]] | None = None
         self._stopped: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._run, name="cursor polls", daemon=True)
 
@@ -61,10 +61,12 @@ class CursorPolls:
         self._stopped.set()
         self._thread.join()
 
-    def cursors(self) -> Sequence[ListedCursor]:
-        """Return the cursors of the last list; none: the cluster has not replied for 10 s."""
+    def cursors(self) -> Sequence[ListedCursor] | None:
+        """Return the cursors of the last list; None: the cluster has not replied for 10 s."""
+        if self._listed is None:
+            return None
         listed_at, cursors = self._listed
-        return cursors if time.monotonic() - listed_at < _MAX_AGE_S else ()
+        return cursors if time.monotonic() - listed_at < _MAX_AGE_S else None
 
     def _run(self) -> None:
         while not self._stopped.wait(_INTERVAL_S):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ziplog.core.first_seen import FirstSeen
-    from ziplog.monitor.exposition import Labels
+    from ziplog.monitor.exposition import Labels, Sample
     from ziplog.types import CursorInfo
 
 _MEMBERS: Final = "members"
@@ -75,8 +75,9 @@ def is_member(name: str) -> bool:
     return len(parts) == 3 and parts[1] == _MEMBERS and parts[2].isdecimal()
 
 
-def families(cursors: Sequence[ListedCursor]) -> Iterator[Family]:
-    """Yield the metrics of all cursors."""
+def families(listed: Sequence[ListedCursor] | None) -> Iterator[Family]:
+    """Yield the metrics of all cursors; None: they are unknown, also their number."""
+    cursors = listed or ()
     members: dict[str, int] = {}
     for info, *_ in cursors:
         if is_member(info.name):
@@ -85,7 +86,7 @@ def families(cursors: Sequence[ListedCursor]) -> Iterator[Family]:
     positions = [
         (one, _labels(one.info.name, members)) for one in cursors if not is_member(one.info.name)
     ]
-    yield Family("ziplog_cursors", "gauge", "Number of cursors.", [({}, len(cursors))])
+    yield Family("ziplog_cursors", "gauge", "Number of cursors.", _number(listed))
     yield Family(
         "ziplog_player_members", "gauge", "Processes of the player that renew their claims.",
         [({"player": player}, count) for player, count in members.items()],
@@ -119,6 +120,10 @@ def families(cursors: Sequence[ListedCursor]) -> Iterator[Family]:
         "ziplog_cursor_move_age_seconds", "gauge", "Time since the cursor's last move or change.",
         [(labels, one.move_age_s) for one, labels in positions if one.move_age_s is not None],
     )  # fmt: skip
+
+
+def _number(listed: Sequence[ListedCursor] | None) -> list[Sample]:
+    return [] if listed is None else [({}, len(listed))]
 
 
 def _is_owned(info: CursorInfo) -> bool:

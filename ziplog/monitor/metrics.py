@@ -33,7 +33,7 @@ _LABEL: Final = re.compile(r"[a-z_]+", re.ASCII)
 def families(
     document: dict[str, Any] | None,
     replies: Mapping[str, Metrics | None],
-    cursors: Sequence[ListedCursor],
+    cursors: Sequence[ListedCursor] | None,
     times: FirstSeen,
     now: int,
 ) -> Iterator[Family]:
@@ -42,7 +42,7 @@ def families(
     Args:
         document: the status document; None: the cluster does not reply.
         replies: the metrics of each node; None: it does not reply.
-        cursors: the last list of the cursors.
+        cursors: the last list of the cursors; None: there is no recent one.
         times: when the latest epochs began.
         now: monotonic nanoseconds.
 

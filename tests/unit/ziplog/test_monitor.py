@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -12,10 +13,14 @@ from ziplog.core.first_seen import FirstSeen
 from ziplog.core.histogram import BOUNDS_US, Histogram
 from ziplog.monitor import exposition, health, metrics
 from ziplog.monitor.catalogue import CATALOGUE
+from ziplog.monitor.cursor_polls import CursorPolls
 from ziplog.monitor.cursors import ListedCursor, Tail
 from ziplog.monitor.status import with_replies
 from ziplog.types import CursorInfo, RecordId
 from ziplog.wire import Durations, Metrics, Value
+
+if TYPE_CHECKING:
+    from ziplog.client.blocking import Log
 
 DOCUMENT: dict[str, Any] = {
     "cluster": 'a"b\\c\n', "cluster_id": "0" * 31 + "7", "durability": "memory", "epoch": 9,
@@ -95,6 +100,24 @@ def render(found: dict[str, Any] | None, media: str = exposition.TEXT) -> list[s
         times.observe(epoch, at * S)
     families = metrics.families(found, replies() if found else {}, listed(), times, 12 * S)
     return exposition.render(families, media).splitlines()
+
+
+@pytest.mark.parametrize(("listed", "number"), [(None, []), ((), ["ziplog_cursors 0"])])
+def test_the_number_of_cursors_is_not_0_while_it_is_unknown(
+    listed: tuple[()] | None, number: list[str]
+) -> None:
+    found = metrics.families(document(), replies(), listed, FirstSeen(), S)
+    lines = exposition.render(found, exposition.TEXT).splitlines()
+    assert [line for line in lines if line.startswith("ziplog_cursors")] == number
+
+
+def test_no_cursors_are_known_before_the_first_list() -> None:
+    polls = CursorPolls(cast("Log", None), lambda: None)
+    assert polls.cursors() is None
+    polls._listed = (time.monotonic(), ())
+    assert polls.cursors() == ()
+    polls._listed = (time.monotonic() - 11, ())
+    assert polls.cursors() is None
 
 
 def test_the_metrics_of_a_cluster() -> None:

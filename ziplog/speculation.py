@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import threading
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from operator import attrgetter
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.errors import ClosedError, DeadlineError
+from ziplog.runtime.descriptors import start_thread
 from ziplog.runtime.waiting import INTERVAL_S
 from ziplog.types import Confirmed, Delivery, Event, Failed, Record, RecordId
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     AsyncApply = Callable[[list[Record]], Sequence[Any] | Awaitable[Sequence[Any]]]
     Use = Callable[[Record, Any], object]
     Until = Callable[[Record], object]
+
+_IS_DONE: Final = attrgetter("is_done")
 
 __all__ = ["Confirmed", "Delivery", "Event", "Failed", "aprocess", "process"]
 
@@ -68,57 +73,126 @@ def process(
     """
     _check_events(events, is_async=False)
     _check(until, is_async=False, apply=apply, undo=undo, emit=emit)
-    run = _Run(events.position, events.max_pending)
-    with ThreadPoolExecutor(1, "ziplog-apply") as worker, ThreadPoolExecutor(1) as reader:
-        applying: Future[Sequence[Any]] | None = None
-        fetching: Future[list[Event]] | None = None
+    run, news = _Run(events.position, events.max_pending), SimpleQueue[None]()
+    worker, reader = _Worker("ziplog-apply", news), _Worker("ziplog-fetch", news)
+    end: Final = _Task(_end, run, undo, events, (worker, reader))
+    fetching: _Task | None = None
+    try:
+        while not (run.has_ended and run.is_idle):
+            while (final := run.next_final()) is not None:
+                record, effect = final
+                with run.unknown_if_raised("emit", record):
+                    emit(record, effect)
+                run.on_emitted()
+                if until is not None and until(record):
+                    return run.position
+            if run.applying is None:
+                undoing = _Task(_undo_all, run, undo)
+                worker.submit(undoing)
+                _wait(news, undoing)
+                undoing.result()
+                if run.waiting:
+                    # In this order: what is submitted is undone, whatever a signal handler raises.
+                    run.applying = _Task(apply, run.begin())
+                    worker.submit(run.applying)
+            if fetching is None and run.has_room:
+                fetching = _Task(events.fetch)
+                reader.submit(fetching)
+            _wait(news, *_under_way(run.applying, fetching))
+            run.take_effects()
+            if fetching is not None and fetching.is_done:
+                fetched, fetching = fetching, None
+                run.add(_fetched(fetched, events), is_closed=events.is_closed)
+        return run.position
+    finally:
+        worker.submit(end)
+        _wait(news, worker)
+        _wait(news, reader)
+        end.result()
+
+
+class _Task:
+    """A function that a worker calls once; `is_done` is set last."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._call: Final = functools.partial(function, *args)
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Call the function."""
         try:
-            while not (run.has_ended and run.is_idle):
-                while (final := run.next_final()) is not None:
-                    record, effect = final
-                    with run.unknown_if_raised("emit", record):
-                        emit(record, effect)
-                    run.on_emitted()
-                    if until is not None and until(record):
-                        return run.position
-                if applying is None:
-                    _result(worker.submit(_undo_all, run, undo))
-                    if run.waiting:
-                        applying = worker.submit(apply, run.begin())
-                if fetching is None and run.has_room:
-                    fetching = reader.submit(events.fetch)
-                futures = _under_way(applying, fetching)
-                if futures:
-                    wait(futures, INTERVAL_S, FIRST_COMPLETED)
-                if applying is not None and applying.done():
-                    done, applying = applying, None
-                    run.end(done.result())
-                if fetching is not None and fetching.done():
-                    fetched, fetching = fetching, None
-                    run.add(_fetched(fetched, events), is_closed=events.is_closed)
-            return run.position
-        finally:
-            events.close()
-            if applying is not None:
-                with contextlib.suppress(Exception):
-                    run.end(_result(applying))
-            run.abandon()
-            _result(worker.submit(_undo_all, run, undo))
+            self._result = self._call()
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
+            self._error = error
+        self.is_done = True
+
+    def exception(self) -> BaseException | None:
+        """Return what the function raised."""
+        return self._error
+
+    def result(self) -> Any:
+        """Return what the function returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
-def _result(future: Future[Any]) -> Any:
-    """Wait for a future so that signal handlers run, and return its result."""
-    while not future.done():
-        wait((future,), INTERVAL_S)
-    return future.result()
+class _Worker:
+    """A thread that runs tasks one after another.
+
+    A signal handler may raise at any step of the main thread. It would leave a lock of a
+    `ThreadPoolExecutor` locked; a `SimpleQueue` is written in C.
+    """
+
+    def __init__(self, name: str, news: SimpleQueue[None]) -> None:
+        """Start it; it puts a None into `news` whenever a task or the thread is done."""
+        tasks = SimpleQueue[_Task | None]()
+        #: Takes a task; None ends the thread. Written in C: a signal does not interrupt it.
+        self.submit: Final = tasks.put
+        self.is_done = False
+        thread = threading.Thread(target=self._serve, args=(tasks, news), name=name, daemon=True)
+        start_thread(thread, "cannot run an application")
+
+    def _serve(self, tasks: SimpleQueue[_Task | None], news: SimpleQueue[None]) -> None:
+        while (task := tasks.get()) is not None:
+            task.run()
+            del task
+            news.put(None)
+        self.is_done = True
+        news.put(None)
+
+
+def _wait(news: SimpleQueue[None], *parts: _Task | _Worker) -> None:
+    """Wait until one of the parts is done, so that signal handlers run; without parts, return."""
+    while parts and not any(map(_IS_DONE, parts)):
+        with contextlib.suppress(Empty):
+            news.get(timeout=INTERVAL_S)
+
+
+def _end(run: _Run, undo: Use, events: Speculation, workers: Sequence[_Worker]) -> None:
+    """Close the events, undo what was not emitted, and end the workers."""
+    try:
+        events.close()
+        with contextlib.suppress(Exception):
+            run.take_effects()
+        run.abandon()
+        _undo_all(run, undo)
+    finally:
+        for worker in workers:
+            worker.submit(None)
 
 
 def _fetched(
-    fetched: Future[list[Event]] | asyncio.Task[list[Event]], events: Speculation | AsyncSpeculation
+    fetched: _Task | asyncio.Task[list[Event]], events: Speculation | AsyncSpeculation
 ) -> list[Event]:
     """Return what was fetched: nothing, if the application closed the events before."""
     error = fetched.exception()
-    return [] if isinstance(error, ClosedError) and events.is_closed else fetched.result()
+    if isinstance(error, ClosedError) and events.is_closed:
+        return []
+    found: list[Event] = fetched.result()
+    return found
 
 
 def _undo_all(run: _Run, undo: Use) -> None:
@@ -178,10 +252,10 @@ async def aprocess(
         return run.position
     finally:
         under_way = _under_way(undoing, fetching, applying)
-        await asyncio.shield(asyncio.ensure_future(_end(events, run, undo, under_way, applying)))
+        await asyncio.shield(asyncio.ensure_future(_aend(events, run, undo, under_way, applying)))
 
 
-async def _end(
+async def _aend(
     events: AsyncSpeculation,
     run: _Run,
     undo: Use,
@@ -250,6 +324,9 @@ class _Run:
     """The records of one run, by what happened to them.
 
     waiting --begin--> in `apply` --end--> applied --Confirmed--> emitted;  --Failed--> undone.
+
+    No signal handler separates values that belong together: CPython runs handlers at calls and
+    loops, and there is none between the statements that store them.
     """
 
     def __init__(self, position: RecordId, max_pending: int) -> None:
@@ -261,6 +338,8 @@ class _Run:
         #: The records in `apply`; the first `_valid` of them are not void.
         self._in_apply: list[Record] = []
         self._valid = 0
+        #: Of a blocking run: the task of the records in `apply`.
+        self.applying: _Task | None = None
         #: Applied records with their effects: not emitted, and to be undone.
         self._applied: deque[tuple[Record, Any]] = deque()
         self._void: list[tuple[Record, Any]] = []
@@ -302,8 +381,9 @@ class _Run:
             self.waiting.pop()
         while self._valid and self._in_apply[self._valid - 1].rid.gsn > after:
             self._valid -= 1
-        while self._applied and self._applied[-1][0].rid.gsn > after:
-            self._void.insert(0, self._applied.pop())
+        kept = [pair for pair in self._applied if pair[0].rid.gsn <= after]
+        applied, void = deque(kept), [*list(self._applied)[len(kept) :], *self._void]
+        self._applied, self._void = applied, void
 
     def begin(self) -> list[Record]:
         """Return the next records to apply."""
@@ -315,15 +395,22 @@ class _Run:
     def end(self, effects: Sequence[Any]) -> None:
         """Take the effects of the records in `apply`."""
         records, valid = self._in_apply, self._valid
-        self._in_apply, self._valid = [], 0
         if len(effects) != len(records):
             raise ValueError(
                 f"apply returned {len(effects)} effects; it must return one effect for each of"
                 f" {len(records)} records; what is unconfirmed is undone"
             )
         pairs = list(zip(records, effects, strict=True))
-        self._applied += pairs[:valid]
-        self._void += pairs[valid:]
+        applied, void = pairs[:valid], pairs[valid:]
+        self._applied += applied
+        self._void += void
+        self._in_apply, self._valid = [], 0
+
+    def take_effects(self) -> None:
+        """Take the effects that the worker computed, if it is done."""
+        if self.applying is not None and self.applying.is_done:
+            self.end(self.applying.result())
+            self.applying = None
 
     def next_final(self) -> tuple[Record, Any] | None:
         """Return the next record to emit, with its effect; None: none is final."""

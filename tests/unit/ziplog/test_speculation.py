@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import sys
 import threading
 import traceback
-from concurrent import futures
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tests.waiting import wait_until
+from ziplog import speculation
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.speculation import Confirmed, Delivery, Failed, aprocess, process
 from ziplog.types import Event, Record, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
 Step = list[Event] | Exception
 
@@ -290,6 +292,47 @@ def test_interrupted_emit_is_undone() -> None:
     assert app.state == []
 
 
+class Interruption(BaseException):
+    """What the handler of a signal raises."""
+
+
+def interrupt_call(number: int) -> None:
+    """Raise at a call of a function of `ziplog.speculation` in this thread, where handlers run."""
+    calls = itertools.count(1)
+
+    def trace(frame: FrameType, event: str, _arg: object) -> None:
+        is_own = frame.f_code.co_filename == speculation.__file__
+        if event == "call" and is_own and next(calls) == number:
+            raise Interruption
+
+    sys.settrace(trace)
+
+
+def test_signal_handler_that_raises_anywhere_leaves_nothing_that_was_not_emitted() -> None:
+    for number in itertools.count(1):
+        app = App()
+        script: Any = Script(
+            deliver(1, 2, 3),
+            [Confirmed(rid(1)), Failed(rid(2)), *deliver(3, version=1)],
+            [Confirmed(rid(3))],
+            deliver(4, 5),
+        )
+        try:
+            interrupt_call(number)
+            process(script, apply=app.apply, undo=app.undo, emit=app.emit)
+        except Interruption:
+            sys.settrace(None)
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        # A record whose `emit` was interrupted counts as one that was not emitted.
+        wait_until(
+            lambda: app.state in (app.output, app.output[:-1]),  # noqa: B023 - called at once
+            f"all is undone that was not emitted before call {number}",
+        )
+
+
 def test_a_wait_for_events_ends_by_the_handler_of_a_signal_to_another_thread() -> None:
     """The kernel may select any thread of the process, as it does right after a suspension."""
     main = threading.main_thread().ident
@@ -298,8 +341,7 @@ def test_a_wait_for_events_ends_by_the_handler_of_a_signal_to_another_thread() -
 
     def is_waiting() -> bool:
         frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
-        is_asleep = frames[0].f_code is threading.Condition.wait.__code__
-        return is_asleep and any(frame.f_code is futures.wait.__code__ for frame in frames)
+        return frames[0].f_code is speculation._wait.__code__
 
     def fetch() -> list[Event]:
         wait_until(is_waiting, "the main thread waits for events")

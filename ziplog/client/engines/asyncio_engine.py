@@ -63,8 +63,9 @@ class AsyncioEngine:
         self._futures: Final[dict[int, asyncio.Future[Any]]] = {}
         #: Inserts that the poll submits together: their step may wait for the end of the batch.
         self._gathered: Final[deque[tuple[int, InsertRequest]]] = deque()
-        #: The pending futures of inserts, and the bytes of their payloads.
-        self._inserts: Final[set[asyncio.Future[RecordId]]] = set()
+        #: The pending inserts of futures, and the bytes of their payloads. The caller may cancel a
+        #: future; its insert goes on.
+        self._inserts: Final[set[asyncio.Future[list[RecordId]]]] = set()
         self._insert_bytes = 0
         self._failure: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -235,7 +236,7 @@ class AsyncioEngine:
             )
         _, answer = self.submit(request)
         future: asyncio.Future[RecordId] = self._loop.create_future()
-        self._inserts.add(future)
+        self._inserts.add(answer)
         self._insert_bytes += size
         answer.add_done_callback(partial(self._on_inserted, future, size))
         return future
@@ -243,7 +244,7 @@ class AsyncioEngine:
     def _on_inserted(
         self, future: asyncio.Future[RecordId], size: int, answer: asyncio.Future[list[RecordId]]
     ) -> None:
-        self._inserts.discard(future)
+        self._inserts.discard(answer)
         self._insert_bytes -= size
         error = answer.exception()
         if error is not None and self._failure is None:
@@ -258,9 +259,9 @@ class AsyncioEngine:
             future.set_result(answer.result()[0])
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until all futures so far are done; raise the first failure since the last call."""
+        """Wait until all their inserts so far are done; raise the first failure since the last."""
         self.check_open()
-        late: set[asyncio.Future[RecordId]] = set()
+        late: set[asyncio.Future[list[RecordId]]] = set()
         if self._inserts:
             _, late = await asyncio.wait(set(self._inserts), timeout=timeout_s)
         failure, self._failure = self._failure, None

@@ -337,6 +337,18 @@ def test_a_gathered_insert_that_cannot_be_submitted_fails_alone() -> None:
     run(body)
 
 
+def test_flush_waits_for_an_insert_of_a_cancelled_future() -> None:
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        driver.submit_insert(INSERT).cancel()
+        flush = asyncio.ensure_future(driver.flush(10))
+        await rounds()
+        assert not flush.done()
+        engine.arrive(1)
+        await flush
+
+    run(body)
+
+
 # --- input ---
 
 

@@ -25,11 +25,11 @@ class AsyncCursor(AsyncSubscription):
 
     Iteration begins at the committed position and follows the log. Nothing is committed by itself:
     records that were returned and not committed are returned again, to the next owner. When the
-    claim ends in another way than by `close`, iteration and `commit` raise CursorLostError, at the
-    latest after a third of the lease.
+    claim ends in another way than by `close`, `commit` raises CursorLostError, at the latest after
+    a third of the lease. So does iteration, after the records that it has fetched, at most 1,000.
     """
 
-    #: After an operator's pause, iteration still returns what it fetched.
+    #: After an operator's pause, or a loss, iteration still returns what it fetched.
     _READ_AHEAD: ClassVar[int] = 1000
     _CLOSED: ClassVar[tuple[str, str]] = ("this cursor", "claim it again to continue")
 

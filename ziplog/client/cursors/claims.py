@@ -485,6 +485,7 @@ class Claims(PendingRequests[PendingClaim]):
             claim.lost = "it was released by an operator"
         reader, error = self._subscriptions.get(number), self._error_of(claim)
         if reader is not None and error is not None:
+            reader.pause(0)  # Others may read what it has not returned.
             reader.fail(error)
         self._notify(number)
 
@@ -510,6 +511,8 @@ class Claims(PendingRequests[PendingClaim]):
         paused = {cursor.name: cursor for cursor in reply.paused}
         for number, claim in claims.items():
             name = claim.cursor.name
+            if claim.lost:
+                continue  # A move was refused meanwhile.
             if name in lost or name in reply.deleted:
                 self._lose(number, claim, lost.get(name))
             else:

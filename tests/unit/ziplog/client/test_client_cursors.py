@@ -298,16 +298,19 @@ def test_lost_cursor_can_be_claimed_again() -> None:
     assert owner.state(call).term == 3
 
 
-def test_merged_records_are_returned_before_the_loss() -> None:
+def test_records_that_were_not_returned_before_the_loss_are_not_returned() -> None:
     owner = Owner()
     call = owner.own()
     owner.deliver(5, [5, 6], 20)
     first = owner.answers[owner.call(FetchRequest(NEVER, call, 1))]
     owner.deliver(20, [21], 30)
+    assert [record.rid.gsn for record in first.records] == [5]
     owner.pass_time(S)
-    owner.renewed(deleted=["x"])
-    second = owner.answers[owner.call(FetchRequest(NEVER, call, 10))]
-    assert [record.rid.gsn for record in first.records + second.records] == [5, 6]
+    commit = owner.commit(call, 6)
+    owner.moved(cursor(term=2, owner=b"other:9"), "stale-term")
+    assert isinstance(owner.answers[commit], CursorLostError)
+    assert isinstance(owner.answers[owner.call(FetchRequest(NEVER, call, 10))], CursorLostError)
+    owner.renewed()  # by a former leader
     assert isinstance(owner.answers[owner.call(FetchRequest(NEVER, call, 10))], CursorLostError)
 
 

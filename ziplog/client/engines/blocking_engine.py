@@ -79,14 +79,14 @@ class BlockingEngine:
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
         #: Calls, and cancellations (None), of threads that do not drive; with a future's ticket.
-        self._incoming: Final[deque[tuple[int, Request | None, _FutureTicket | None]]] = deque()
+        self._incoming: Final[deque[_Incoming]] = deque()
         #: Subscriptions and scans to close once they are garbage-collected.
         self.owners: Final = Owners()
         self._waiting_threads: Final[deque[Ticket]] = deque()
         self._is_closed = False
         #: The process of the sockets and threads; they do not work in its children.
         self._process: Final = os.getpid()
-        self._futures: Final = _Futures(self)
+        self._futures: Final = _Futures(self, self._incoming)
         self._timers: Final = TimerThread(self)
         self._main: Final = threading.main_thread().ident
         #: The queue that the main thread waits on while it does not drive.
@@ -318,7 +318,7 @@ class BlockingEngine:
 
     def drive_timers(self) -> None:
         """Run the node's timers also between calls, as long as it owns cursors."""
-        self._timers.start()
+        self.shielded(self._timers.start)
 
     def step_between_calls(self) -> bool:
         """Step the engine, unless a thread drives; return whether its timers must run further."""
@@ -346,9 +346,7 @@ class BlockingEngine:
         """
         self.check_open()
         ticket, number = _FutureTicket(len(request.payloads[0])), next(self._numbers)
-        self._futures.wait_for_room(
-            ticket.size, request.deadline, partial(self._incoming.append, (number, request, ticket))
-        )
+        self._futures.wait_for_room(request.deadline, (number, request, ticket))
         if threading.get_ident() != self._main and self._role.acquire():
             try:
                 if not self._is_closed:
@@ -439,6 +437,11 @@ class _FutureTicket(Ticket):
         self.future.set_running_or_notify_cancel()
 
 
+#: A call with its number and perhaps its future's ticket; or a cancellation.
+_Incoming = tuple[int, "Request | None", _FutureTicket | None]
+_Future = tuple[int, "Request | None", _FutureTicket]
+
+
 class _Idle:
     """The ticket of the background thread: done when it has other work, or none."""
 
@@ -456,8 +459,9 @@ class _Idle:
 class _Futures:
     """The pending futures, and the background thread, which starts with the first of them."""
 
-    def __init__(self, shared: BlockingEngine) -> None:
+    def __init__(self, shared: BlockingEngine, incoming: deque[_Incoming]) -> None:
         self._shared: Final = shared
+        self._incoming: Final = incoming
         self._lock: Final = threading.Lock()
         #: Threads that wait for room or for the end; each is woken once.
         self._waiters: Final[deque[SimpleQueue[None]]] = deque()
@@ -470,31 +474,34 @@ class _Futures:
         self._thread: threading.Thread | None = None
         self._idle: Final = _Idle(shared, self)
 
-    def wait_for_room(self, size: int, deadline: int, submit_call: Callable[[], None]) -> None:
-        """Wait until one more future may be pending; then call `submit_call`, which starts it.
+    def wait_for_room(self, deadline: int, call: _Future) -> None:
+        """Wait until one more future may be pending; then count it, and submit its call.
 
-        Both happen or neither, whatever a signal handler raises: CPython runs no handler between
-        the counting and the end of `submit_call`, which is written in C.
+        Both happen or neither, whatever a signal handler raises.
         """
         if self._thread is None:
             self._shared.shielded(self._start)
-        if self._try_submit(size, submit_call):
+        if self._try_submit(call):
             return
         timeout_s = max(deadline - now_ns(), 0) / NS_PER_S
-        if not self._wait(lambda: self._try_submit(size, submit_call), timeout_s):
+        if not self._wait(lambda: self._try_submit(call), timeout_s):
             raise DeadlineError(
                 f"{self.open} inserts were pending for {timeout_s:.3g} s, and no more are"
                 " allowed; nothing was inserted: try again"
             )
 
-    def _try_submit(self, size: int, submit_call: Callable[[], None]) -> bool:
+    def _try_submit(self, call: _Future) -> bool:
+        size, incoming, new = call[2].size, self._incoming, (call,)
+        is_closed = self._shared.is_closed
         with self._lock:
+            # Without a call: CPython would run signal handlers after it. They may use this client,
+            # and the background thread needs the lock.
             is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
-            if is_full and self.open and not self._shared.is_closed:
+            if is_full and self.open and not is_closed:
                 return False
             self.open += 1
             self._bytes += size
-            submit_call()
+            incoming += new
         return True
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:

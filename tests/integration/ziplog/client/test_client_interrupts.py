@@ -14,9 +14,12 @@ from tests.interrupts import Struck, interrupted
 from tests.unit.ziplog.client.served import ServedCluster
 from tests.waiting import explicit_collections
 from ziplog import RecordId
+from ziplog.client.engines import timer_thread
 from ziplog.client.engines.signals import SHIELD
+from ziplog.runtime.descriptors import start_thread
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from ziplog import Record, Subscription
@@ -210,3 +213,47 @@ def test_signal_handler_may_close_the_interrupted_client(log: ziplog.Log) -> Non
             next(subscription)
     finally:
         signal.signal(signal.SIGALRM, former)
+
+
+@pytest.mark.timeout(60)
+def test_signal_handler_may_insert_while_an_insert_begins(log: ziplog.Log) -> None:
+    rids: list[ziplog.RecordId] = []
+    former = signal.signal(
+        signal.SIGALRM, lambda *_: rids.append(log.insert_nowait(b"alarm").result())
+    )
+    try:
+        found = -1
+        while len(rids) < 100:
+            if len(rids) > found:
+                found = len(rids)
+                signal.setitimer(signal.ITIMER_REAL, 0.001 + found * 1e-5)
+            log.insert_nowait(b"x")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    log.flush()
+    assert len(set(rids)) == 100
+
+
+@pytest.mark.timeout(60)
+def test_signal_handler_may_claim_while_the_timer_thread_starts(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def handle(*_: object) -> None:
+        log._engine.drive_timers()
+        calls.append("handled")
+
+    def start(thread: threading.Thread, what: str) -> threading.Thread:
+        signal.raise_signal(signal.SIGALRM)
+        calls.append("started")
+        return start_thread(thread, what)
+
+    monkeypatch.setattr(timer_thread, "start_thread", start)
+    former = signal.signal(signal.SIGALRM, handle)
+    try:
+        log._engine.drive_timers()
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert calls[:2] == ["started", "handled"]

@@ -111,8 +111,8 @@ class ShardSelector:
         except BaseException as error:  # noqa: BLE001 - a caller's policy may raise anything
             return insert_errors.policy_error(error)
         shard = whole(chosen)
-        if shard is None:
-            return TypeError(f"the policy returned {chosen!r}; a shard id is an int")
+        if shard is None or shard < 0:
+            return TypeError(f"the policy returned {chosen!r}; a shard id is an int from 0 on")
         return shard if shard in live else self._unless_unfit(shard, count)
 
     def required(self, request: InsertRequest) -> int:

@@ -516,8 +516,12 @@ def test_a_policy_that_raises_fails_the_call_with_its_own_error() -> None:
 
     harness = connected(policy=policy)
     assert isinstance(harness.answers[harness.insert(b"x")], ZeroDivisionError)
-    harness.core.set_policy(lambda _p, _k, _l: "0")  # type: ignore[arg-type,return-value]
-    assert isinstance(harness.answers[harness.insert(b"x")], TypeError)
+    wrong: list[Any] = ["0", None, True, 0.0, -1]
+    for returned in wrong:
+        harness.core.set_policy(lambda _p, _k, _l: returned)  # noqa: B023 - called at once
+        error = harness.answers[harness.insert(b"x")]
+        assert isinstance(error, TypeError)
+        assert str(error) == f"the policy returned {returned!r}; a shard id is an int from 0 on"
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,20 @@ async def aprocess(
         return run.position
     finally:
         under_way = _under_way(undoing, fetching, applying)
-        await asyncio.shield(asyncio.ensure_future(_aend(events, run, undo, under_way, applying)))
+        await _completed(asyncio.ensure_future(_aend(events, run, undo, under_way, applying)))
+
+
+async def _completed(ending: asyncio.Task[None]) -> None:
+    """Wait until a task is done, also if this task is cancelled meanwhile."""
+    cancellation: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait([ending])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    ending.result()
+    if cancellation is not None:
+        raise cancellation
 
 
 async def _aend(

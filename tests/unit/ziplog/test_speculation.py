@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -438,6 +439,41 @@ def test_cancelled_run_undoes_what_is_open() -> None:
     asyncio.run(main())
     assert app.undone == [2, 1]
     assert app.state == []
+
+
+@pytest.mark.parametrize("is_cancelled_twice", [False, True])
+def test_cancellation_at_any_time_leaves_nothing_that_was_not_emitted(
+    is_cancelled_twice: bool,
+) -> None:
+    app = App()
+
+    async def apply(records: list[Record]) -> list[int]:
+        await asyncio.sleep(0)
+        return app.apply(records)
+
+    async def undo(one: Record, effect: int) -> None:
+        await asyncio.sleep(0)
+        app.undo(one, effect)
+
+    async def run_and_cancel(steps: int) -> bool:
+        script: Any = AsyncScript(deliver(1, 2), [Confirmed(rid(1))], deliver(3))
+        task = asyncio.ensure_future(aprocess(script, apply=apply, undo=undo, emit=app.emit))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        is_late = not task.cancel()
+        if is_cancelled_twice:
+            await asyncio.sleep(0)
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return is_late
+
+    for steps in itertools.count():
+        app.state, app.output = [], []
+        is_late = asyncio.run(run_and_cancel(steps))
+        assert app.state == app.output
+        if is_late:
+            break
 
 
 @st.composite

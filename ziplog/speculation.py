@@ -105,9 +105,12 @@ def process(
                 run.add(_fetched(fetched, events), is_closed=events.is_closed)
         return run.position
     finally:
-        worker.submit(end)
-        _wait(news, worker)
-        _wait(news, reader)
+        try:
+            worker.submit(end)
+            _wait(news, worker)
+        finally:  # The wait may be interrupted, too: the second Ctrl-C.
+            _wait(news, worker)
+            _wait(news, reader)
         end.result()
 
 

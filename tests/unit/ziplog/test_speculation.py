@@ -362,6 +362,41 @@ def test_a_wait_for_events_ends_by_the_handler_of_a_signal_to_another_thread() -
         signal.signal(signal.SIGUSR1, former)
 
 
+def test_second_interruption_waits_for_the_undo_under_way() -> None:
+    app, script, closed = App(), Script(deliver(1, 2)), threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def fetch() -> list[Event]:
+        if script.steps:
+            return Script.fetch(script)
+        wait_until(lambda: len(app.state) == 2, "the records were applied")
+        signal.pthread_kill(main, signal.SIGUSR1)
+        assert closed.wait(60)
+        return []
+
+    def undo(one: Record, effect: int) -> None:
+        if len(interruptions) == 1:
+            signal.pthread_kill(main, signal.SIGUSR1)
+        wait_until(lambda: len(interruptions) == 2, "the second interruption")
+        app.undo(one, effect)
+
+    interruptions: list[int] = []
+
+    def interrupt(*_: object) -> None:
+        interruptions.append(1)
+        raise KeyboardInterrupt
+
+    script.fetch, script.close = fetch, closed.set  # type: ignore[method-assign]
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            process(script, apply=app.apply, undo=undo, emit=app.emit)  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert app.state == []
+
+
 def test_apply_and_undo_share_one_thread_that_is_not_this_one() -> None:
     app = App()
     app.run(deliver(1, 2), [Failed(rid(1))], deliver(3), [Confirmed(rid(3))])

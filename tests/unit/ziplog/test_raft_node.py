@@ -140,6 +140,17 @@ def test_transfer_in_pieces_may_restart(bench: Callable[..., Bench]) -> None:
     assert node.snapshot(snapshot(9, 5))["next_node_idx"] == 10
 
 
+def test_pieces_of_two_leaders_are_not_one_entry(bench: Callable[..., Bench]) -> None:
+    node = bench()
+    whole = codec.dumps((WORD, 2, TERM))
+    long_entry(node, [("start", whole[:3])])
+    node.hear(
+        node.c, type="append_entries", term=TERM + 1, commit_index=1, prevLogIdx=1,
+        prevLogTerm=0, transmission="finish", data=whole[3:],
+    )  # fmt: skip
+    assert node.terms == [0]
+
+
 def test_transfer_in_pieces_is_bounded(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@
 
 Reads history files (docs/history.md), and prints one line for each violation of a rule, with the
 operation, the file and the line, then the other lines that speak of the same record, then a
-summary. Exit codes: 0 no rule is broken, 1 one is, 2 bad usage or a file that cannot be read.
+summary. Exit codes: 0 no rule is broken, 1 one is, 2 bad usage, a file that cannot be read, or no
+operation at all: such a history shows nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         observed = gather(events.files_of(options.paths))
     except HistoryError as error:
         print(f"check_history: {error}", file=sys.stderr)
+        return 2
+    if not observed.operations:
+        print("check_history: no operation in this history", file=sys.stderr)
         return 2
     judgement = check(observed, allow_loss=options.allow_loss)
     figures = report.summary(judgement) | {"seconds": round(time.monotonic() - began, 2)}

@@ -267,6 +267,17 @@ def test_no_history_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_a_history_without_an_operation_is_not_called_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"a{events.SUFFIX}"
+    path.write_bytes(b'["history",1,"a",{}]\n["fault",1,"all clients are dead"]\n')
+    assert check_history.main([str(path)]) == 2
+    assert "no operation" in capsys.readouterr().err
+    path.write_bytes(b"")
+    assert check_history.main([str(path)]) == 2
+
+
 def test_a_file_without_its_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / f"a{events.SUFFIX}"
     path.write_bytes(b'["insert",1,1,0,[4]]\n')

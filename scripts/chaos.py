@@ -6,8 +6,8 @@
 The workload is clients and subscribers of the log, or transactions of a LogDB database, of which
 the coordinators fail too. Prints each fault with its time; then heals everything, waits until the
 cluster is whole, reads all of it with a new client, and checks the history (docs/history.md). Exit
-codes: 0 as promised, 1 not, 2 bad usage. What went wrong stays in a folder that the last line
-names.
+codes: 0 as promised, 1 not, or nothing was tried, 2 bad usage. What went wrong stays in a folder
+that the last line names.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fault_injection.database import DatabaseShape, DatabaseTrial
 from fault_injection.log import LogShape, LogTrial
+from fault_injection.options import count, count_or_none, not_negative, positive, share
 from fault_injection.schedule import KINDS, Chaos, kinds_of
-from fault_injection.trial import first, in_one_line
+from fault_injection.trial import first, in_one_line, untried
 
 from tests.history.report import figures_line
 from tests.history.transactors import BANK, KEYS
@@ -81,10 +82,13 @@ def run_chaos(
             say(f"whole {trial.settle():.2f} s after everything was healed")
             say(_outages(chaos.injected, trial.outages.of_shards()))
             verdict = trial.judge()
+            figures = verdict.figures
+            done = figures["acknowledged"] + figures.get("committed", 0)
+            shows_nothing = untried(chaos.injected, done)
     except (ZiplogError, RuntimeError, OSError) as error:
         return [in_one_line(error)]
-    say(figures_line(verdict.figures))
-    return verdict.broken
+    say(figures_line(figures))
+    return verdict.broken + shows_nothing
 
 
 def _outages(faults: int, seconds: list[float]) -> str:
@@ -101,19 +105,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Random faults under load, and a verdict.")
     parser.add_argument("--workload", choices=("log", "logdb"), default="log")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--f", type=int, default=1)
+    parser.add_argument("--minutes", type=positive, default=10.0)
+    parser.add_argument("--shards", type=count, default=2)
+    parser.add_argument("--f", type=count_or_none, default=1)
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
     parser.add_argument(
         "--levels", action="store_true", help="change the durability level every few seconds"
     )
-    parser.add_argument("--clients", "--processes", type=int, help="client processes (3; LogDB: 4)")
     parser.add_argument(
-        "--rate", type=float, help="operations a second of a client (60; of a LogDB thread: 20)"
+        "--clients", "--processes", type=count, help="client processes (3; LogDB: 4)"
     )
     parser.add_argument(
-        "--appends", type=float, default=LogShape.appends, metavar="SHARE",
+        "--rate",
+        type=not_negative,
+        help="operations a second of a client (60; of a LogDB thread: 20)",
+    )
+    parser.add_argument(
+        "--appends", type=share, default=LogShape.appends, metavar="SHARE",
         help=f"of the log's inserts: 0.0 to 1.0 ({LogShape.appends})",
     )  # fmt: skip
     parser.add_argument(
@@ -123,9 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, help="keep everything in this (new) directory")
     logdb = parser.add_argument_group("of the workload logdb")
     logdb.add_argument("--mix", choices=MIXES, default="all")
-    logdb.add_argument("--coordinators", type=int, default=2)
-    logdb.add_argument("--threads", type=int, default=4, help="of each client process")
-    logdb.add_argument("--checkpoint-every", type=int, default=2_000, metavar="RECORDS")
+    logdb.add_argument("--coordinators", type=count, default=2)
+    logdb.add_argument("--threads", type=count, default=4, help="of each client process")
+    logdb.add_argument("--checkpoint-every", type=count, default=2_000, metavar="RECORDS")
     logdb.add_argument("--command", help="command of a coordinator, instead of python -m logdb")
     return parser
 

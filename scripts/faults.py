@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fault_injection.nodes import Nodes
+from fault_injection.options import count_or_none, not_negative, percent, positive
 from fault_injection.schedule import DAMAGE, KINDS, Chaos, kinds_of
 
 from tests.history.probe import Health
@@ -53,22 +54,26 @@ def _parser() -> argparse.ArgumentParser:
     peers.add_argument("other", nargs="?", metavar="OTHER")
     peers.add_argument("--from", dest="group", choices=("peers", "clients", "all"))
     cut.add_argument("--one-way", action="store_true", help="only from NODE to OTHER")
-    on_one["slow"].add_argument("--send-ms", type=float, default=0.0)
-    on_one["slow"].add_argument("--flush-ms", type=float, default=0.0)
+    on_one["slow"].add_argument("--send-ms", type=not_negative, default=0.0)
+    on_one["slow"].add_argument("--flush-ms", type=not_negative, default=0.0)
     on_one["slow"].add_argument("--to", metavar="REGION", help="only messages to nodes there")
-    on_one["lose"].add_argument("--percent", type=float, required=True, help="of its messages")
-    on_one["fill-disk"].add_argument("--bytes", type=int, default=0, help="that it may still write")
+    on_one["lose"].add_argument("--percent", type=percent, required=True, help="of its messages")
+    on_one["fill-disk"].add_argument(
+        "--bytes", type=count_or_none, default=0, help="that it may still write"
+    )
     for verb in DAMAGE:
         on_one[verb].add_argument("--seed", type=int, default=0)
     chance = verbs.add_parser("random")
     chance.add_argument("--seed", type=int, default=1)
-    chance.add_argument("--seconds", type=float, default=60.0)
+    chance.add_argument("--seconds", type=positive, default=60.0)
     chance.add_argument("--kinds", type=kinds_of, default=KINDS, help=f"of {', '.join(KINDS)}")
     chance.add_argument("--beyond", action="store_true", help="strike whole groups too")
     matrix = verbs.add_parser("matrix")
-    matrix.add_argument("--f", type=int, default=1)
+    matrix.add_argument("--f", type=count_or_none, default=1)
     matrix.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    matrix.add_argument("--rate", type=float, default=60.0, help="operations a second, each client")
+    matrix.add_argument(
+        "--rate", type=not_negative, default=60.0, help="operations a second, each client"
+    )
     matrix.add_argument("--seed", type=int, default=1)
     matrix.add_argument("--pairs", action="store_true", help="also every pair of faults together")
     matrix.add_argument("--durability", choices=("memory", "disk"), default="memory")

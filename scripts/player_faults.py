@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fault_injection.options import count, positive
 from fault_injection.trial import first, in_one_line
 from player_trial.trial import Trial
 
@@ -30,9 +31,9 @@ def main() -> int:
     """Run the trial that the arguments describe; return the exit code."""
     parser = argparse.ArgumentParser(description="Random faults around a player, and a verdict.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--processes", type=int, default=3, help="processes of the player")
-    parser.add_argument("--partitions", type=int, default=2, help="of each target")
+    parser.add_argument("--minutes", type=positive, default=5.0)
+    parser.add_argument("--processes", type=count, default=3, help="processes of the player")
+    parser.add_argument("--partitions", type=count, default=2, help="of each target")
     parser.add_argument(
         "--broken", action="store_true", help="break a rule of SQL targets: the verdict must fail"
     )

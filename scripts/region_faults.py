@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fault_injection.options import count, positive
 from fault_injection.trial import first, in_one_line
 from region_trial.schedule import KINDS, faults
 from region_trial.trial import REGIONS, RegionTrial, Shape
@@ -80,12 +81,12 @@ def _kinds(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--faults", type=int, help="their number, instead of --minutes")
+    parser.add_argument("--minutes", type=positive, default=10.0)
+    parser.add_argument("--faults", type=count, help="their number, instead of --minutes")
     parser.add_argument(
         "--kinds", type=_kinds, default=list(KINDS), help=f"with commas: {', '.join(KINDS)}"
     )
-    parser.add_argument("--scale", type=float, default=1.0, help="of the faults' durations")
+    parser.add_argument("--scale", type=positive, default=1.0, help="of the faults' durations")
     parser.add_argument(
         "--set", action="append", default=[], type=layout.setting, metavar="KEY=NUMBER",
         help="a key of [cluster], as suspicion_ms=3000",

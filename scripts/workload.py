@@ -4,7 +4,8 @@
 
 Each client and each subscriber is a separate process with its own history file (docs/history.md);
 they use the public API only. At the end a new subscriber reads the whole log, and some records once
-more by position. Exit codes: 0 done, 1 the log cannot be read at the end, 2 bad usage.
+more by position. Exit codes: 0 done, 1 the log cannot be read at the end, or one of the processes
+ended by an error, 2 bad usage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from fault_injection.options import count, count_or_none, not_negative, positive, share
 
 import ziplog
 from tests.history.clients import OPERATIONS, LogPlan
@@ -33,7 +36,9 @@ def mix(text: str) -> dict[str, int]:
         name, _, weight = part.partition("=")
         if name not in OPERATIONS:
             raise ValueError(f"{name!r} is none of {', '.join(OPERATIONS)}")
-        found[name] = int(weight)
+        found[name] = count_or_none(weight)
+    if not any(found.values()):
+        raise ValueError("all weights are 0")
     return found
 
 
@@ -44,20 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bootstrap", required=True, help="host:port of the membership service")
     parser.add_argument("--history", required=True, type=Path, help="a directory for the history")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--subscribers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--clients", type=count_or_none, default=4)
+    parser.add_argument("--subscribers", type=count_or_none, default=2)
+    parser.add_argument("--seconds", type=not_negative, default=20.0)
     parser.add_argument(
-        "--operations", type=int, help="of each client; ends earlier than --seconds"
+        "--operations", type=count, help="of each client; ends earlier than --seconds"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mix", type=mix, default=mix(_MIX), help=f"weights, as {_MIX}")
     parser.add_argument(
-        "--appends", type=float, default=0.0, metavar="SHARE", help="of the inserts: 0.0 to 1.0"
+        "--appends", type=share, default=0.0, metavar="SHARE", help="of the inserts: 0.0 to 1.0"
     )
     parser.add_argument("--payload", type=int, default=100, help=f"bytes, from {MIN_BYTES}")
-    parser.add_argument("--rate", type=float, default=0.0, help="operations a second, each client")
-    parser.add_argument("--timeout", type=float, default=5.0, help="deadline of a call, in seconds")
+    parser.add_argument(
+        "--rate", type=not_negative, default=0.0, help="operations a second, each client"
+    )
+    parser.add_argument(
+        "--timeout", type=positive, default=5.0, help="deadline of a call, in seconds"
+    )
     parser.add_argument("--chains", action="store_true", help="insert after a record seen before")
     parser.add_argument("--no-final", action="store_true", help="do not read the log at the end")
     options = parser.parse_args(arguments)
@@ -80,14 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while time.monotonic() < end and workload.clients.running():
             time.sleep(0.1)
             workload.note_losses()
+    for name in workload.crashed:
+        print(f"workload: ended by an error: {name}", file=sys.stderr)
     if not options.no_final:
         try:
-            count = read_all(plan)
+            records = read_all(plan)
         except ziplog.ZiplogError as error:
             print(f"workload: the log cannot be read at the end: {error}", file=sys.stderr)
             return 1
-        print(f"{count} records in the log")
-    return 0
+        print(f"{records} records in the log")
+    return 1 if workload.crashed else 0
 
 
 if __name__ == "__main__":

@@ -263,6 +263,16 @@ class Outages:
         return [seconds for name, seconds in self.ended if name.startswith("shard ")]
 
 
+def untried(faults: int, operations: int) -> list[str]:
+    """Return why a trial shows nothing: no fault was injected, or no operation was done."""
+    found = []
+    if not faults:
+        found.append("no fault was injected: the trial shows nothing")
+    if not operations:
+        found.append("no operation was done: the trial shows nothing")
+    return found
+
+
 def first(lines: list[str], limit: int = 10) -> list[str]:
     """Return the first lines, and the number of the others."""
     more = len(lines) - limit

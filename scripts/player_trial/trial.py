@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from fault_injection.trial import untried
+
 from player_trial.copies import (
     EndpointCopy,
     FunctionCopy,
@@ -27,13 +29,13 @@ from tests.history.events import now
 from tests.history.observed import gather
 from tests.history.processes import ClientProcesses
 from ziplog.deploy.new_shard import free_ports
-from ziplog.errors import OutcomeUnknownError, TrimHeldError, ZiplogError
+from ziplog.errors import OutcomeUnknownError, TrimHeldError, UnavailableError, ZiplogError
 from ziplog.local import Cluster
 from ziplog.runtime.child_processes import environment
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -72,19 +74,27 @@ class Workload:
             payloads = [f"{key} {number + index}" for index, key in enumerate(keys)]
             number += count
             encoded = [payload.encode() for payload in payloads]
+            rids: Sequence[RecordId | None]
             try:
                 rids = self._log.insert_many(encoded, keys=[key.encode() for key in keys])
-            except OutcomeUnknownError:
-                self.possible.update(payloads)
-            else:
-                self.placed.update(
-                    (rid.gsn, payload) for rid, payload in zip(rids, payloads, strict=True)
-                )
+            except (OutcomeUnknownError, UnavailableError) as error:
+                rids = error.results or [None] * count
+                if isinstance(error, OutcomeUnknownError):
+                    self.possible.update(payloads)
+            for rid, payload in zip(rids, payloads, strict=True):
+                if rid is not None:
+                    self.placed[rid.gsn] = payload
+                    self.possible.discard(payload)
 
     def stop(self) -> None:
         """Stop it, and wait for its last insert."""
         self._stop.set()
         self._thread.join()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended by an error, before it was stopped."""
+        return not self._thread.is_alive() and not self._stop.is_set()
 
 
 class Trial:
@@ -102,6 +112,7 @@ class Trial:
         self._random: Final = random.Random(f"faults {seed}")  # noqa: S311 - no secret
         self._stack: Final = contextlib.ExitStack()
         self.copies: Final[list[Copy]] = []
+        self._injected = 0
 
     def __enter__(self) -> Self:
         """Start everything."""
@@ -288,6 +299,7 @@ class Trial:
             say(f"{now:7.2f} s  {name}")
             try:
                 self.faults[name]()
+                self._injected += 1
             except ZiplogError as error:  # An operator's call met another fault.
                 say(f"{now:7.2f} s  {name}: {error}")
             time.sleep(self._random.uniform(0.2, 3.0))
@@ -296,6 +308,8 @@ class Trial:
 
     def settle(self) -> float:
         """Stop the workload, and wait until everything is delivered; return how long it took."""
+        if self._workload.has_ended:
+            raise RuntimeError("the workload ended by an error: nothing was inserted after that")
         self._workload.stop()
         began = time.monotonic()
         tail = self._log.check_tail().gsn
@@ -314,6 +328,7 @@ class Trial:
         placed, possible = self._workload.placed, self._workload.possible
         wrong = [text for copy in self.copies for text in judge(copy, placed, possible)]
         wrong += [f"{name} failed" for name in self._owners.stop()]
+        wrong += untried(self._injected, len(placed))
         for copy in self.copies:
             if copy.partitions == 1:
                 gsns = [gsn for gsn, _ in copy.rows()]

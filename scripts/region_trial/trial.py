@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fault_injection.trial import untried
 from wan import floor, layout
 
 from region_trial import clients, seen, verdict
@@ -302,9 +303,11 @@ class RegionTrial:
             slow += verdict.too_slow(one, saw, limits)
         judgement = check(history.gather(events.files_of([self._history])))
         broken += report.violation_lines(judgement)
+        figures = report.summary(judgement)
+        broken += untried(len(self._injected), figures["acknowledged"])
         return Verdict(
             [verdict.row(one, saw) for one in self._injected],
-            report.summary(judgement) | {"router_core_share": round(router, 2)},
+            figures | {"router_core_share": round(router, 2)},
             broken,
             slow,
             _why_not_credible(max((one.load for one in self._injected), default=0.0), router),

@@ -138,6 +138,16 @@ def test_a_promise_from_limbo_that_was_not_decided_hides_no_loss() -> None:
     assert [loss.start for loss in world.mms.state.losses] == [2]
 
 
+def test_a_survivor_that_left_its_view_is_replaced() -> None:
+    world = World().live()
+    assert world.insert("one")
+    world.kill(world.server(0, 0))
+    reach(world, "entered")
+    world.server(0, 1).leave()
+    world.until_live()
+    assert len(world.decided(Begin)) == 2
+
+
 def test_a_server_without_its_data_directory_is_never_chosen() -> None:
     world = World().live()
     assert world.insert("one")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from failure_handler.state import Begin, Decide, Finish
+from failure_handler.state import Begin, Decide, Finish, HandlerState
 from mms.commands import GrantLease
 from tests.services import MS, S
 from tests.unit.failure_handler.servers import FLUSH, HOP
@@ -355,3 +355,22 @@ def test_a_view_that_a_rebuilt_service_awaits_is_reported_again() -> None:
     world.commit(Finish(0, 2).encode())
     world.elect("fh-1")
     world.until_live(view=2)
+
+
+def test_a_handler_with_an_old_directory_begins_no_attempt() -> None:
+    world = World().live()
+    world.kill(world.server(0, 0))
+    world.until_live(view=2)
+    old = list(world.log)
+    world.kill(world.server(0, 0))
+    world.until_live(view=3)
+    world.log, world.consensus = old, HandlerState()
+    for command, _ in old:
+        world.consensus.apply(command)
+    world.start_handler("fh-0")
+    world.elect("fh-0")
+    begun = world.decided(Begin)
+    world.kill(world.server(0, 1))
+    world.run(20 * S)
+    assert world.decided(Begin) == begun
+    assert "in view 3, but the failure handler only has view 2" in " ".join(world.warnings)

@@ -43,6 +43,8 @@ class Commit(NamedTuple):
     """A `commit`; `at` is `END` unless it returned."""
 
     claim: Sighting
+    #: The position that it requested, and the one that it returned.
+    requested: int
     gsn: int
     called: int
     at: int
@@ -76,7 +78,7 @@ class Cursors:
             self.seeks.append((event.name, event.at))
         elif isinstance(event, events.Commit):
             claim = self.claims[process, event.of]
-            self.commits[key] = Commit(claim, event.gsn, event.at, END, source)
+            self.commits[key] = Commit(claim, event.gsn, event.gsn, event.at, END, source)
         elif isinstance(event, events.Claimed):
             self._on_claimed(event, key)
         elif isinstance(event, events.Committed):
@@ -90,6 +92,13 @@ class Cursors:
             era, event.term, event.gsn, call.at, event.at, source, event.mark
         )
         self.sightings.append(claim)
+
+    def requested(self) -> dict[Era, Highest]:
+        """Return the positions that commits requested in each era."""
+        rows: dict[Era, list[tuple[int, int]]] = defaultdict(list)
+        for commit in self.commits.values():
+            rows[commit.claim.era].append((commit.called, commit.requested))
+        return {era: Highest(found) for era, found in rows.items()}
 
     def highest(self) -> dict[Era, Highest]:
         """Return the positions that were committed or sighted in each era."""
@@ -140,10 +149,12 @@ def _positions(cursors: Cursors) -> Iterator[Violation]:
     for seen in cursors.sightings:
         known = first.setdefault(seen.era, seen)
         first[seen.era] = min(known, seen, key=lambda one: one.at)
-    requested: dict[Era, list[tuple[int, int]]] = defaultdict(list)
+    most = cursors.requested()
+    #: By era: the positions of commits that returned. Each had a mark.
+    marked: dict[Era, set[int]] = defaultdict(set)
     for commit in cursors.commits.values():
-        requested[commit.claim.era].append((commit.called, commit.gsn))
-    most = {era: Highest(rows) for era, rows in requested.items()}
+        if commit.at != END:
+            marked[commit.claim.era].add(commit.gsn)
     claimed = {claim.era.name for claim in cursors.claims.values()}
     for seen in cursors.sightings:
         least = highest[seen.era].before(seen.called)
@@ -156,16 +167,21 @@ def _positions(cursors: Cursors) -> Iterator[Violation]:
         if seen.era.name in claimed and seen.gsn > limit:
             text = f"{seen.era.name} is at {seen.gsn}; no commit was above {limit}"
             yield Violation("position-order", text, seen.source, seen.gsn)
-        if seen.mark not in {None, "", str(seen.gsn)}:
-            text = f"{seen.era.name} has the mark {seen.mark} at {seen.gsn}"
+        is_marked = seen.gsn in marked[seen.era]
+        if seen.mark not in {None, str(seen.gsn)} and (seen.mark or is_marked):
+            text = f"{seen.era.name} has the mark {seen.mark!r} at {seen.gsn}"
             yield Violation("mark", text, seen.source, seen.gsn)
 
 
 def _commits(cursors: Cursors) -> Iterator[Violation]:
-    """A commit has no effect once a later term was seen."""
-    terms = _terms_of(cursors.sightings)
+    """A commit has no effect once a later term was seen, and returns what was requested."""
+    terms, most = _terms_of(cursors.sightings), cursors.requested()
     for commit in cursors.commits.values():
         name, term = commit.claim.era.name, commit.claim.term
+        highest = most[commit.claim.era].before(commit.at)
+        if commit.at != END and not commit.requested <= commit.gsn <= highest:
+            text = f"a commit of {name} requested {commit.requested}, and returned {commit.gsn}"
+            yield Violation("position-order", text, commit.source, commit.gsn)
         later = terms[name].before(commit.called)
         if commit.at != END and later > term:
             text = f"term {term} of {name} committed {commit.gsn} after a claim of term {later}"

@@ -122,7 +122,7 @@ class Claim(Call, frozen=True, tag="claim"):
 
 
 class Commit(Call, frozen=True, tag="commit"):
-    """`commit` of the claim `of`. Its mark is the gsn in decimals, or there is none."""
+    """`commit` of the claim `of`. Its mark is the gsn in decimals."""
 
     of: int
     gsn: int

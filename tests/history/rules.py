@@ -469,6 +469,10 @@ def _trims(judgement: Judgement) -> Iterator[Violation]:
             if failed.first > highest:
                 text = f"trimmed up to {failed.first}, but no client trimmed above {highest}"
                 yield Violation("trim", text, subscription.source, failed.first)
+            passed = max([subscription.start, *subscription.gsns[-1:]])
+            if failed.first <= passed:
+                text = f"trimmed up to {failed.first}, and the subscription was at {passed} already"
+                yield Violation("trim", text, subscription.source, failed.first)
         before = max((t.gsn for t in observed.trims if t.at < subscription.parts[0][0]), default=0)
         # There is no position 0: a start at 0 means 1.
         if subscription.start >= 0 and max(subscription.start, 1) < before and subscription.gsns:

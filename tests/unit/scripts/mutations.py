@@ -502,6 +502,21 @@ def a_subscription_trimmed_by_nobody(lines: Lines, random: Random) -> bool:
 
 
 @breaks("trim")
+def a_trim_below_a_subscription(lines: Lines, random: Random) -> bool:
+    """A subscription fails because of a trim up to a position that it has passed."""
+    chosen = delivery(lines, random)
+    if chosen is None:
+        return False
+    gsn = lines[chosen[0]][chosen[1]].gsns[0]  # type: ignore[union-attr]
+    lines["workload"] += [events.Trim(10**6, 0, gsn), events.Trimmed(10**6, LATE)]
+    lines["final"] += [
+        events.Subscribe(10**6, LATE - 1, gsn, follow=False),
+        events.Failed(10**6, LATE, "TrimmedError", retriable=False, first=gsn),
+    ]
+    return True
+
+
+@breaks("trim")
 def read_what_was_trimmed(lines: Lines, random: Random) -> bool:
     known = acks(lines)
     chosen = pick(lines, random, lambda e: isinstance(e, events.Found))

@@ -75,9 +75,16 @@ def test_a_position_goes_forward_by_commits_only(tmp_path: Path) -> None:
     assert found(tmp_path, one=one, two=claim(1, 30, 2, 6)) == {"position-order"}
 
 
-def test_a_mark_is_that_of_the_last_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("returned", [4, 6])
+def test_a_commit_returns_the_position_that_it_requested(tmp_path: Path, returned: int) -> None:
+    committed: Lines = [events.Commit(2, 20, 1, 5), events.Committed(2, 21, returned)]
+    assert found(tmp_path, one=[*claim(1, 10, 1, 0), *committed]) == {"position-order"}
+
+
+@pytest.mark.parametrize("mark", ["4", ""])
+def test_a_mark_is_that_of_the_last_commit(tmp_path: Path, mark: str) -> None:
     one = [*claim(1, 10, 1, 0), *commit(2, 20, 1, 4), *commit(3, 25, 1, 5)]
-    assert found(tmp_path, one=one, two=claim(1, 30, 2, 5, "4")) == {"mark"}
+    assert found(tmp_path, one=one, two=claim(1, 30, 2, 5, mark)) == {"mark"}
 
 
 def test_a_commit_with_an_old_term_has_no_effect(tmp_path: Path) -> None:

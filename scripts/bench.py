@@ -32,9 +32,9 @@
 
 Targets alternate in rounds, so a drift of the machine's speed affects all of them; what counts
 are the ratios, each the median over rounds. `--json FILE` keeps the figures (beside those of other
-kinds that it has), with the date, commit and machine of each kind under `runs`. `--picture FILE`
-(SVG or PNG, with matplotlib) draws those of `latency` and `paths`, or those of the one that is
-named.
+kinds that it has), with the date, commit and machine of each kind under `runs`; with `--only`,
+those of figures that were not measured again under `kept`. `--picture FILE` (SVG or PNG, with
+matplotlib) draws those of `latency` and `paths`, or those of the one that is named.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fault_injection.options import count as whole
+from fault_injection.options import positive
 from log_bench import (
     append,
     clients,
@@ -184,19 +186,35 @@ def as_text(figures: Any, indent: str = "") -> str:
     return f"{edges[0]}\n{deeper}{between.join(rows)}\n{indent}{edges[1]}"
 
 
+def run_of(measured: list[str], kept: list[str], former: Figures) -> Figures:
+    """Return where and when figures were measured, with the runs of those that are kept.
+
+    Args:
+        measured: the figures of this run.
+        kept: all figures of the file before.
+        former: the run in the file before.
+
+    """
+    runs: Figures = former.get("kept", {})
+    whole = {key: value for key, value in former.items() if key != "kept"}
+    left = {name: runs.get(name, whole) for name in kept if name not in measured}
+    return environment() | ({"kept": left} if left else {})
+
+
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("kind", choices=[*MEASUREMENTS, *GROUPS])
-    parser.add_argument("--scale", type=float, default=1.0, help="longer (2) or shorter (0.2)")
+    parser.add_argument("--scale", type=positive, default=1.0, help="longer (2) or shorter (0.2)")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--picture", type=Path, help="draw the figures here")
-    parser.add_argument("--shards", type=int, default=2, help="of LogDB's log (the thesis: 6)")
+    parser.add_argument("--shards", type=whole, default=2, help="of LogDB's log (the thesis: 6)")
     parser.add_argument(
-        "--t-ord", type=float, nargs="+", default=gate.T_ORD_MS, help="scalog: ms between two cuts"
-    )
+        "--t-ord", type=positive, nargs="+", default=gate.T_ORD_MS,
+        help="scalog: ms between two cuts",
+    )  # fmt: skip
     parser.add_argument(
-        "--nodes", type=int, nargs="+", default=gate.NODES, help="scalog: nodes of the layer"
+        "--nodes", type=whole, nargs="+", default=gate.NODES, help="scalog: nodes of the layer"
     )
     parser.add_argument(
         "--only", nargs="+", choices=[*player.MEASUREMENTS, *regions.MEASUREMENTS], default=[],
@@ -211,7 +229,8 @@ def main() -> None:
         kept = results.get(kind, {}) if arguments.only else {}
         measured = MEASUREMENTS[kind].measure(arguments)
         results[kind] = kept | measured
-        results.setdefault("runs", {})[kind] = environment()
+        runs = results.setdefault("runs", {})
+        runs[kind] = run_of(list(measured), list(kept), runs.get(kind, {}))
         if arguments.json:
             arguments.json.write_text(as_text(results) + "\n")
         print(*tables.lines(kind, measured), sep="\n")

@@ -7,12 +7,12 @@ now is done later, and counts when it is done). A subscriber follows.
 from __future__ import annotations
 
 import statistics
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from metrics.load import Client, Load
 from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.setup import cluster as new_cluster
+from metrics.windows import longest_pause
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,12 +56,13 @@ def _measure(seconds: float, victim: int) -> Figures:
 def _figures(outcome: Outcome, seconds: float) -> Figures:
     done = [outcome.seconds(insert.done) for insert, _ in outcome.insert_s() if insert.shard == 0]
     followed = [outcome.seconds(at) for at in outcome.seen.values()]
-    windows = outcome.windows(_BEFORE_S + seconds, WINDOW_S)
+    stop = _BEFORE_S + seconds
+    windows = outcome.windows(stop, WINDOW_S)
     first = round(_BEFORE_S / WINDOW_S)
     others = [sum(column) for column in zip(*list(windows.values())[1:], strict=True)]
     return {
-        "writes_whole_after_s": _longest_gap(done),
-        "readers_wait_s": _longest_gap(followed),
+        "writes_whole_after_s": longest_pause(done, _BEFORE_S, stop),
+        "readers_wait_s": longest_pause(followed, _BEFORE_S, stop),
         "failed_inserts": len(outcome.failed),
         "others_per_window_before": statistics.median(others[:first]),
         "others_per_window_after": statistics.median(others[first:]),
@@ -70,12 +71,6 @@ def _figures(outcome: Outcome, seconds: float) -> Figures:
         "killed_in_window": first,
         "windows": {str(shard): row for shard, row in windows.items()},
     }
-
-
-def _longest_gap(times: list[float]) -> float:
-    """Return the longest pause that ends after the kill, counted from the kill on."""
-    gaps = (b - max(a, _BEFORE_S) for a, b in pairwise(sorted(times)) if b > _BEFORE_S)
-    return max(gaps, default=0.0)
 
 
 def draw(results: Figures, path: Path) -> None:

@@ -14,7 +14,6 @@ import random
 import time
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from metrics.cpu import cpu_s
@@ -22,7 +21,7 @@ from metrics.picture import BLUE, GREY, OCHRE, axes
 from metrics.rounds import alternate, ratio
 from metrics.setup import Progress
 from metrics.setup import cluster as new_cluster
-from metrics.windows import counts, latency_ms, percentile
+from metrics.windows import counts, latency_ms, longest_pause, percentile
 from metrics.workers import Workers, exact_loop
 from scalog import gated
 from scalog.layer import Layer
@@ -167,11 +166,10 @@ def failure(endpoint: str, seconds: float) -> Figures:
 def _answers(done: list[float], seconds: float) -> Figures:
     """Return the longest pause after the kill, the busiest window, and all windows."""
     times, kill = sorted(done), seconds / 2
-    windows = counts(times, 0, max(seconds, times[-1]) + WINDOW_S, WINDOW_S)
-    gaps = [later - max(earlier, kill) for earlier, later in pairwise(times) if later > kill]
+    windows = counts(times, 0, max([seconds, *times[-1:]]) + WINDOW_S, WINDOW_S)
     return {
         "answers": len(done),
-        "longest_pause_s": max(gaps, default=0.0),
+        "longest_pause_s": longest_pause(times, kill, seconds),
         "most_in_a_window": max(windows),
         "windows": windows,
     }

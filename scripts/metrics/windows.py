@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ def sorted_in(
         if 0 <= index < len(windows):
             windows[index].append(value)
     return windows
+
+
+def longest_pause(times: Iterable[float], start: float, stop: float) -> float:
+    """Return the longest part of [start, stop) without any of `times`; it may last to the end.
+
+    Times after `stop` count, too: the range then ends with the last one.
+    """
+    after = sorted(time for time in times if time > start)
+    ends = [start, *after, max([stop, *after[-1:]])]
+    return max(later - earlier for earlier, later in pairwise(ends))
 
 
 def distribution(values: Iterable[float], points: int) -> list[tuple[float, float]]:

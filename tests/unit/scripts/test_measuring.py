@@ -12,15 +12,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import bench
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_bench import reconfigure, sequential
+from log_bench import failure, reconfigure, sequential
 from metrics import noops, tables
 from metrics.environment import environment
 from metrics.leases import share_of
 from metrics.load import Client, Insert, Outcome
 from metrics.rounds import alternate, ratio
-from metrics.windows import counts, distribution, percentile, percentile_ms, phases, sorted_in
+from metrics.windows import (
+    counts,
+    distribution,
+    longest_pause,
+    percentile,
+    percentile_ms,
+    phases,
+    sorted_in,
+)
 
 from shard.storage.segment_store import SegmentStore
 from ziplog.client.common.lease_map import LeaseMap
@@ -340,6 +349,34 @@ def test_figures_are_json_with_one_row_per_line() -> None:
     text = bench.as_text(figures)
     assert json.loads(text) == figures
     assert '  "windows": [1, 2, 3],' in text.splitlines()
+
+
+def test_the_longest_pause_may_last_to_the_end() -> None:
+    assert longest_pause([0.5, 2.0, 2.5], 1.0, 3.0) == 1.0
+    assert longest_pause([1.1, 1.2], 1.0, 9.0) == pytest.approx(7.8)
+    assert longest_pause([0.5], 1.0, 9.0) == longest_pause([], 1.0, 9.0) == 8.0
+    assert longest_pause([2.0, 9.5], 1.0, 9.0) == 7.5
+
+
+def test_a_shard_that_never_returns_has_no_short_pause() -> None:
+    inserts = [Insert(n, 0, 0, n * 100_000_000, n, shard) for shard in (0, 1) for n in range(20)]
+    outcome = Outcome(0, inserts, [], {}, 0, 0.0, 0.0)
+    found = failure._figures(outcome, 6.0)
+    assert found["writes_whole_after_s"] == found["readers_wait_s"] == 6.0
+
+
+def test_figures_of_former_runs_keep_their_run() -> None:
+    former = {"commit": "old", "kept": {"L3": {"commit": "older"}}}
+    found = bench.run_of(["L1"], ["L1", "L2", "L3"], former)
+    assert found["kept"] == {"L2": {"commit": "old"}, "L3": {"commit": "older"}}
+    assert "kept" not in bench.run_of(["L1"], ["L1"], former)
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf"])
+def test_a_scale_is_above_0(monkeypatch: pytest.MonkeyPatch, scale: str) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.py", "idle", "--scale", scale])
+    with pytest.raises(SystemExit):
+        bench.main()
 
 
 def test_a_run_is_told_from_others_by_its_environment() -> None:

@@ -59,6 +59,7 @@ class SimCluster:
         self.kernel: Final = kernel
         self.plan: Final = plan
         self.network: Final = Network(kernel)
+        self.network.queues = plan.queues
         #: The regions with slow links, each as often as it is made slow.
         self.slow_regions: Final[list[str]] = []
         if plan.regions is not None:

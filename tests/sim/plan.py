@@ -168,6 +168,8 @@ class Plan(NamedTuple):
     bulk: int = 0
     #: The membership service publishes leases, as it does to many members.
     publishes: bool = False
+    #: A process receives what was sent to it while it was dead.
+    queues: bool = False
     #: Share of the inserts and tail queries that are sealed; clients call `seal`, too, and readers
     #: `barrier`.
     appends: float = 0.0
@@ -273,6 +275,7 @@ def draw(
         drawn += draw_levels(plan)
         plan = _aged(plan)
         plan = plan._replace(publishes=Random(f"publications {seed}").random() < 1 / 3)
+        plan = plan._replace(queues=Random(f"queues {seed}").random() < 1 / 2)
         plan = plan._replace(appends=Random(f"appends {seed}").choice((0.0, _APPENDS)))
         plan = plan._replace(speculators=Random(f"speculators {seed}").choice((0, 1)))
         plan = plan._replace(owners=Random(f"owners {seed}").choice((0, 0, 1, 3)))

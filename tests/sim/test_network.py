@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.simulator.kernel import US, Kernel, S
-from tests.simulator.network import LOST, Conditions, Network
+from tests.simulator.network import LOST, Conditions, Network, SimTransport
 
 
 def test_all_else_goes_on_while_an_action_stands_still() -> None:
@@ -46,3 +49,27 @@ def test_a_frames_fate_is_what_the_script_says(fate: int | None, arrives_at: lis
     kernel.run(1 * S)
     assert arrived == arrives_at
     assert asked == [("a", "b", b"frame")]
+
+
+def transport(network: Network, name: str, endpoint: str | None = None) -> SimTransport:
+    process: Any = SimpleNamespace(name=name, endpoint=endpoint, spent_ns=0, wake=lambda: None)
+    return SimTransport(network, process)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_restarted_process_may_receive_what_was_sent_while_it_was_dead(*, queues: bool) -> None:
+    kernel = Kernel(1)
+    network = Network(kernel)
+    network.queues = queues
+    client, ended = transport(network, "client"), transport(network, "ended")
+    for sender in (client, ended):
+        sender.connect(b"server", "a:1")
+        sender.send(b"server", sender.owner.encode())
+    ended.close()
+    kernel.run(1 * S)
+    server = transport(network, "server", "a:1")
+    kernel.run(1 * S)
+    received = server.receive()
+    assert (received is not None and received[1] == b"client") == queues
+    assert client.dropped == (not queues)
+    assert server.receive() is None

@@ -3,7 +3,8 @@
 Rule: to a process it looks like the production transport (`ziplog.runtime.transport`). A name
 reaches the process that listens at an endpoint, now or later. A frame arrives with the name of the
 connection that it answers, or with a return route. The network drops rather than blocks. A
-restarted process is a new peer: routes to its former incarnation lead nowhere.
+restarted process is a new peer: routes to its former incarnation lead nowhere. If `queues` is set,
+it receives what was sent to its endpoint while no process listened there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]
 
+#: Time until a frame that waited for a process is sent to it, and the most frames that wait.
+_RECONNECT_NS: Final = (1 * MS, 100 * MS)
+_MAX_QUEUED: Final = 10_000
 #: Share of the publications that are lost, beside those that the conditions lose.
 _LOST_PUBLICATIONS: Final = 0.1
 #: `Network.on_carry` returns this for a frame to lose.
@@ -57,6 +61,11 @@ class Network:
         self._cut: set[Pair] = set()
         self._clogged: dict[Pair, list[Callable[[], None]]] = {}
         self._listening: dict[str, SimTransport] = {}
+        #: Whether frames to an endpoint without a process wait for the next one, as in the queue of
+        #: a connection that is attempted again. Otherwise they are lost.
+        self.queues = False
+        #: By endpoint: calls that send one waiting frame each.
+        self._queued: dict[str, list[Callable[[], None]]] = {}
         #: By publisher's endpoint: the receivers of its publications, and their name for it.
         self._receivers: dict[str, dict[SimTransport, bytes]] = {}
         #: Called with every sent frame: (from, to, frame).
@@ -142,6 +151,21 @@ class Network:
         """Bind a transport to an endpoint ("host:port")."""
         assert endpoint not in self._listening, f"{endpoint} is in use"
         self._listening[endpoint] = transport
+        waiting = self._queued.pop(endpoint, ())
+        if waiting:
+            delay = self.kernel.random.randint(*_RECONNECT_NS)
+            for send in waiting:
+                self.kernel.after(delay, send)
+
+    def queue(self, endpoint: str, send: Callable[[], None]) -> bool:
+        """Keep a frame until a process listens at an endpoint; return whether it is kept."""
+        if not self.queues:
+            return False
+        waiting = self._queued.setdefault(endpoint, [])
+        if len(waiting) == _MAX_QUEUED:
+            return False
+        waiting.append(send)
+        return True
 
     def leave(self, endpoint: str) -> None:
         """Unbind an endpoint."""
@@ -232,10 +256,16 @@ class SimTransport:
     def _send_out(self, connection: _Connection, frame: bytes) -> None:
         peer = self._network.at(connection.endpoint)
         if peer is None:
-            self.dropped += 1
+            send = partial(self._send_queued, connection, frame)
+            self.dropped += not self._network.queue(connection.endpoint, send)
             return
         route = peer.route_to(self, connection)
         self._carry(peer, frame, lambda: peer.on_frame(route, frame))
+
+    def _send_queued(self, connection: _Connection, frame: bytes) -> None:
+        """Send a frame that waited, unless this process ended or disconnected meanwhile."""
+        if self._is_open and self._connections.get(connection.name) is connection:
+            self._send_out(connection, frame)
 
     def _send_back(self, peer: SimTransport, connection: _Connection, frame: bytes) -> None:
         """Answer along a peer's connection, if that still exists."""

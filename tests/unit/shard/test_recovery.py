@@ -459,6 +459,33 @@ def test_all_in_limbo_the_longest_log_is_taken_up() -> None:
     }
 
 
+def test_entries_of_an_attempt_that_failed_were_not_decided() -> None:
+    """Or the loss of what was acknowledged after them would not be reported."""
+    world = start()
+    send(world, insert(1), PRIMARY, BACKUP)
+    world.run(100 * MS)
+    for name in (PRIMARY, BACKUP):
+        crash(world, name)
+    world.run(50 * MS)
+    first = promise(world, PRIMARY)
+    assert first.decided_end < LEASE.stop
+    crash(world, PRIMARY)  # its log goes up to the limit
+    world.run(50 * MS)
+    again = promise(world, PRIMARY, recovery=3)
+    assert (again.last, again.decided_end) == (first.last, first.decided_end)
+
+
+def test_a_server_in_limbo_leads_no_recovery_from_before_its_view() -> None:
+    world = start()
+    recover(world, PRIMARY, BACKUP)
+    replica(world, BACKUP)._recovery.leave(5)
+    assert replica(world, BACKUP)._state.view == 2
+    order(world, freeze(6), BACKUP)
+    assert replica(world, BACKUP)._state.state == "limbo"
+    order(world, freeze(6, view=2), BACKUP)
+    assert replica(world, BACKUP)._state.state == "frozen"
+
+
 def test_a_promise_outlives_its_lease_among_those_that_a_server_keeps() -> None:
     world = start()
     world.paused.add(PRIMARY)

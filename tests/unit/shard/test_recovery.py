@@ -475,6 +475,16 @@ def test_entries_of_an_attempt_that_failed_were_not_decided() -> None:
     assert (again.last, again.decided_end) == (first.last, first.decided_end)
 
 
+def test_a_server_joins_no_view_below_its_promise() -> None:
+    world = start()
+    older = promise(world, PRIMARY, recovery=3)
+    promise(world, BACKUP, recovery=7)
+    order(world, decision(older), PRIMARY, BACKUP)
+    world.run(1 * S)
+    backup = replica(world, BACKUP)
+    assert (backup._state.state, backup._state.view, backup._recovery.number) == ("frozen", 1, 7)
+
+
 def test_a_server_in_limbo_leads_no_recovery_from_before_its_view() -> None:
     world = start()
     recover(world, PRIMARY, BACKUP)

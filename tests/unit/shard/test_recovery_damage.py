@@ -197,6 +197,17 @@ def test_unrepairable_candidate_gives_way_to_the_other_server(warnings: list[str
     assert not world.halts
 
 
+def test_a_shorter_claim_still_reports_the_number_of_its_last_attempt() -> None:
+    """A handler that forgot that attempt would use its number for another one."""
+    world = dark({3})
+    store(world, PRIMARY).last_view = 4  # of a failed attempt
+    world.paused.add(BACKUP)
+    insist(world, PRIMARY, 5 * S)
+    assert claims(world, PRIMARY)[-1] == (2, 1, True)
+    reports = [one for one in heard(world, wire.Suspect) if one.node == PRIMARY]
+    assert reports[-1].recovery == 4
+
+
 @pytest.mark.parametrize("knew_stable", [False, True])
 def test_an_unreadable_log_is_copied_as_a_whole(*, knew_stable: bool) -> None:
     """Its entries cannot be compared with the survivor's, even if they were stable."""

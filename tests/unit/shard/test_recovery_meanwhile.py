@@ -459,11 +459,20 @@ def test_readers_stay_at_a_server_without_a_failure_handler() -> None:
 # --- what a server promised in a former view ---
 
 
-def test_a_guess_of_a_former_view_is_no_promise_of_the_view_that_a_server_joined() -> None:
-    """A peer's beat of a later view freezes the server before it is up in this one."""
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_guess_of_a_former_view_is_no_promise_of_the_view_that_a_server_joined(
+    *, is_known: bool
+) -> None:
+    """A peer's beat of a later view freezes the server before it is up in this one.
+
+    `is_known`: the survivor has another unit of the client.
+    """
     world = start()
-    send(world, insert(1), BACKUP)
-    assert [server for _, server, _ in acks(world)] == [1], "it is a guess"
+    if is_known:
+        send(world, insert(1), PRIMARY, BACKUP)
+        world.run(100 * MS)
+    send(world, insert(1 + is_known), BACKUP)
+    assert acks(world)[-1][:2] == (1 + is_known, 1), "it is a guess"
     order(world, decision(promise(world, PRIMARY)), PRIMARY, BACKUP)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
     send(world, wire.Beat(CLUSTER, 0, 3, 0, 77, "joined"), BACKUP)

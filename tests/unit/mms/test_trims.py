@@ -29,6 +29,18 @@ def test_a_trim_wants_commits_and_waits_until_all_refuse() -> None:
     assert world.answers(TrimReply) == [TrimReply(CLUSTER, 9, 1000)]
 
 
+def test_a_trim_waits_for_the_last_position_that_it_deletes() -> None:
+    world = World().lead().run(5500 * MS)
+    world.send(Trim(CLUSTER, 9, 1000))
+    world.run(20 * MS)
+    for frontier, trim in ((999, 0), (1000, 1000)):
+        for server in world.servers:
+            if server.name.endswith("-0"):
+                world.send(Frontier(CLUSTER, server.shard, 1, 1, frontier), server.route)
+        world.run(5 * MS)
+        assert world.service.state.trim == trim
+
+
 def test_a_trim_does_not_wait_for_a_server_that_is_down() -> None:
     world = World().lead().run(5 * S)
     world.servers[1].alive = False

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _NUMBER: Final = 999
 _TIMEOUT_S: Final = 1.0
 _POLL_S: Final = 0.02
+#: No server answers.
+_SILENT: Final = {"the membership service": "silent"}
 
 
 class Health:
@@ -63,7 +65,7 @@ class Health:
     def unhealthy(self) -> dict[str, str]:
         """Return the unhealthy nodes and shards ("shard 0") with their states."""
         status = self.status()
-        return {"the membership service": "silent"} if status is None else _unhealthy_in(status)
+        return _SILENT if status is None else _unhealthy_in(status)
 
     def refusing(self) -> dict[str, str]:
         """Return the shards that accept no insert; here none is tried."""
@@ -129,8 +131,10 @@ class Probe(Health):
 
     def refusing(self) -> dict[str, str]:
         """Return the shards that accept no insert, with the errors."""
-        refusing = {}
-        for shard in (self.status() or {"shards": []})["shards"]:
+        status, refusing = self.status(), {}
+        if status is None:
+            return _SILENT
+        for shard in status["shards"]:
             try:
                 self.insert(shard["id"])
             except ZiplogError as error:

@@ -13,6 +13,8 @@ import region_faults
 import workload as command
 from fault_injection.trial import Outages, Verdict, untried
 
+from tests.history.clients import LogPlan
+from tests.history.probe import Probe
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -124,3 +126,12 @@ def test_the_command_reports_clients_that_ended_by_an_error(
     options = ["--seconds", "0", "--clients", "0", "--subscribers", "0"]
     assert command.main([*arguments, *options]) == 1
     assert "ended by an error: client 1 (exit code 1)" in capsys.readouterr().err
+
+
+def test_a_cluster_that_does_not_answer_accepts_no_inserts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = LogPlan(bootstrap="127.0.0.1:1", directory=str(tmp_path), mix={})
+    with Probe(plan) as probe:
+        monkeypatch.setattr(probe, "status", lambda: None)
+        assert probe.refusing() == probe.unhealthy() == {"the membership service": "silent"}

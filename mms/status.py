@@ -291,14 +291,15 @@ def _epoch(state: ClusterState, frontier: int) -> int:
 
 
 def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int) -> dict[str, Any]:
-    replicas = servers.replicas(placement.shard)
+    shard, replicas = placement.shard, servers.replicas(placement.shard)
     primary: Heartbeat | None = replicas[0].heartbeat
-    frontier = servers.frontier(placement.shard)
+    frontier, is_over = servers.frontier(placement.shard), membership_rules.is_over(state, shard)
     return {
-        "id": placement.shard,
+        "id": shard,
         "view": placement.view,
-        "state": placement.state,
-        "is_over": membership_rules.is_over(state, placement.shard),
+        # The first of its servers to stop leaves a recovery behind, which nothing waits for.
+        "state": "finalized" if is_over else placement.state,
+        "is_over": is_over,
         "rate_per_s": primary.rate_per_s
         if primary is not None and replicas[0].is_heard(now)
         else 0,

@@ -6,6 +6,7 @@ from mms.commands import FinalizeShard, RetireShard
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.world import World, config
 from ziplog.core.node import Committed, PeersChanged
+from ziplog.monitor.health import readiness_problem
 from ziplog.status_document import nodes_of
 from ziplog.wire import (
     ChangeShard,
@@ -303,3 +304,21 @@ def test_a_shard_that_is_over_needs_no_servers() -> None:
     world.send(LeaseQuery(CLUSTER, 9, 5))
     world.run(100 * MS)
     assert world.answers(LeaseHistory)[-1].over == [1], "clients do not ask its servers"
+
+
+def test_a_recovery_of_a_shard_that_is_over_is_not_reported() -> None:
+    """It begins when the first of its servers stops, and ends never if the others stop, too."""
+    world = World().lead().run(5 * S)
+    for command in (RetireShard(1, 0), FinalizeShard(1)):
+        encoded = command.encode()
+        world.log.append(encoded)
+        world.step(Committed(encoded, world.consensus.apply(encoded)))
+        world.run(6 * S)
+    world.send(Remove(CLUSTER, 9, 1, 1, 2), b"handler")
+    world.run(100 * MS)
+    assert world.status()["shards"][1]["state"] == "recovering", "its records can be read"
+    world.is_checked = False
+    world.service.state.trim = world.service.state.retired[1].limit
+    found = world.status()
+    assert (found["shards"][1]["state"], found["shards"][1]["is_over"]) == ("finalized", True)
+    assert readiness_problem(found) == ""

@@ -40,6 +40,8 @@ _UNCHANGED_NS: Final = NS_PER_S // 10
 #: Interval between checks of the logs' sizes, and the delay after a failed rotation.
 _ROTATE_NS: Final = NS_PER_S
 _ROTATE_LATER_NS: Final = 60 * NS_PER_S
+#: Interval between two reports that a step failed.
+_FAILED_AGAIN_NS: Final = 60 * NS_PER_S
 #: Delay before a failed start of a new node is retried.
 _RETRY_NS: Final = NS_PER_S
 
@@ -70,6 +72,8 @@ class SupervisorThread:
         self._rotate_at = 0
         self._request = 0
         self._queried_at = -_QUERY_NS
+        #: By step: until when further failures are not logged.
+        self._quiet_until: dict[str, int] = {}
         self._stopped: Final = threading.Event()
         thread = threading.Thread(target=self._run, name="ziplog-supervision", daemon=True)
         try:
@@ -96,12 +100,21 @@ class SupervisorThread:
             self._try(self._receive)
 
     def _try(self, step: Callable[[], None]) -> None:
-        """Run a step; no failure ends the thread, also none of a handler of this log."""
+        """Run a step; no failure ends the thread, also none of a handler of this log.
+
+        A step that fails each time is logged once a minute.
+        """
         try:
             step()
-        except Exception:
+        except Exception as error:
+            now, name = time.monotonic_ns(), step.__name__
+            if now < self._quiet_until.get(name, 0):
+                return
+            self._quiet_until[name] = now + _FAILED_AGAIN_NS
             with contextlib.suppress(Exception):
-                log.exception("a step of the supervision failed; it goes on")
+                log.warning(
+                    "a step of the supervision failed, and it goes on: %r", error, exc_info=True
+                )
 
     def _check_cluster_file(self) -> None:
         file: tuple[int, ...] = ()

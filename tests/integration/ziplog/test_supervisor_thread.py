@@ -148,12 +148,30 @@ def test_a_log_that_fails_ends_no_supervision(
         raise BrokenPipeError
 
     with monkeypatch.context() as patch:
-        for method in ("warning", "exception"):
-            patch.setattr(supervisor_thread.log, method, fail)
+        patch.setattr(supervisor_thread.log, "warning", fail)
         pid = running.pid("shard-0-0")
         running.kill("shard-0-0")
         await_return(running, "shard-0-0", pid)
     assert failed.is_set()
+
+
+def test_a_step_that_fails_each_time_is_logged_once_with_its_error(
+    running: Supervisor,
+    supervision: SupervisorThread,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures: list[Exception] = []
+
+    def fail() -> None:
+        failures.append(ValueError("no such log"))
+        raise failures[-1]
+
+    monkeypatch.setattr(supervisor_thread, "_ROTATE_NS", 0)
+    monkeypatch.setattr(running, "rotate_logs", fail)
+    wait_until(lambda: len(failures) > 2, "the step is repeated")
+    [line] = [one.getMessage() for one in caplog.records if one.exc_info]
+    assert line.endswith("it goes on: ValueError('no such log')")
 
 
 def test_a_node_that_the_handler_cannot_reach_is_replaced(

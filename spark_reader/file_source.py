@@ -263,10 +263,13 @@ class FileSession(Session):
         return pieces
 
     def replicas(self, shard: int, start: int, stop: int, task_index: int) -> Replicas:
-        """Return the shard's directories; see `Session.replicas`."""
+        """Return the shard's directories; see `Session.replicas`.
+
+        A plan of an earlier run may name a shard that left the cluster file after its trim.
+        """
         del start, stop
-        each = self._readers[shard]
-        first = task_index % len(each)
+        each = self._readers.get(shard, [])
+        first = task_index % max(len(each), 1)
         return _Directories(self, each[first:] + each[:first])
 
 

@@ -401,3 +401,26 @@ def test_the_end_waits_for_the_files_of_an_added_shard(log_files: Files, tmp_pat
         pieces = session.pieces_of(1, stop)
         rows = session.read(pieces, projection_of(parse({"path": str(copy)}), DEFAULT, ""))
         assert sum(batch.num_rows for batch in rows) == len(everything)
+
+
+def test_a_plan_may_name_a_shard_that_left_the_cluster_file(
+    log_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its servers may be deleted once all its positions are trimmed."""
+    copy = tmp_path / "log"
+    shutil.copytree(log_files[0], copy)
+    file = copy / "cluster.toml"
+    file.write_text("[[shard]]".join(file.read_text().split("[[shard]]")[:2]))
+
+    def read(**options: str) -> int:
+        given = parse({"path": str(copy), **options}, "stream")
+        source = ZiplogStreamReader(given, DEFAULT)
+        [task] = source.partitions({"gsn": 1}, {"gsn": 5, "tasks": "1:1-5"})
+        return sum(batch.num_rows for batch in source.read(task))
+
+    with pytest.raises(UnavailableError, match="no server's files contain gsn 1"):
+        read()
+    monkeypatch.setattr(file_source.FileSession, "trim", 5)
+    with pytest.raises(TrimmedError):
+        read()
+    assert read(failOnDataLoss="false") == 0

@@ -248,14 +248,9 @@ class Routing:
 
         `callback` gets the shard, or 0 if it has no known owner.
         """
-
-        def on_reply(history: LeaseHistory) -> None:
-            runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)
-            lease = next((run.lease_at(gsn) for run in runs), None)
-            callback(lease.owner(gsn) if lease is not None and lease.members else 0)
-
         return self.membership.send_request(
-            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_reply
+            lambda cluster, request: LeaseQuery(cluster, request, gsn),
+            lambda history: callback(owner_in(history, gsn)),
         )
 
     # --- replies ---
@@ -372,3 +367,10 @@ def _first_to_know(route: Route) -> int:
     primary, because the others report to it (docs/protocol.md, section 13).
     """
     return 1 if len(route.names) == _PAIR else 0
+
+
+def owner_in(history: LeaseHistory, gsn: int) -> int:
+    """Return the shard that owns a position by these leases; 0: none of them has it."""
+    runs = (run for run in history.runs if run.first.base <= gsn < run.last.stop)
+    lease = next((run.lease_at(gsn) for run in runs), None)
+    return lease.owner(gsn) if lease is not None and lease.members else 0

@@ -9,7 +9,8 @@ With a region: nearest replica asked --silent--> next one asked, and so on --sil
 Rules: a stable reply counts from any replica. An unstable reply counts only if all replicas of one
 view, including the primary, agree (D42). "Not decided yet" counts only after replies of all
 replicas in the primary's view, because a replaced primary may not know its shard's new view. While
-the shard recovers, the client retries until the deadline.
+the shard recovers, the client retries until the deadline. While all replicas are silent, it also
+asks the service for the trim point: the servers of a shard that is over may be gone.
 
 Invariant: the replies kept are of one view. See docs/protocol.md, sections 6, 11 and 20.
 """
@@ -22,15 +23,16 @@ import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import ReadRequest
+from ziplog.client.common.routing import owner_in
 from ziplog.core.node import Broadcast
 from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError, TrimmedError, UnavailableError
 from ziplog.types import Record, RecordId
-from ziplog.wire import Read, ReadReply
+from ziplog.wire import LeaseQuery, Read, ReadReply
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Route
-    from ziplog.wire import Refused
+    from ziplog.wire import LeaseHistory, Refused
 
 #: Retransmission timeout of a read; it doubles up to the last value. A replica with a long queue
 #: may need more time, and it answers every copy.
@@ -66,9 +68,18 @@ class PendingRead(PendingRequest, kw_only=True):
     #: Interval between the last replica and the next one, in ns; 0: none was asked.
     next_interval: int = 0
 
+    @property
+    def is_shard_silent(self) -> bool:
+        """Whether no replica has replied for a while."""
+        return self.retransmit_timeout >= _MAX_RETRANSMIT_NS and not self.first
+
 
 class Reads(PendingRequests[PendingRead]):
     """The pending reads of a client."""
+
+    #: The last request for the trim point, and when it may be asked for again: once for all reads.
+    _trim_query = 0
+    _trim_query_due = 0
 
     def start(self, call: int, request: ReadRequest) -> None:
         """Start a call."""
@@ -262,6 +273,25 @@ class Reads(PendingRequests[PendingRead]):
         assert route is not None, "a read of an unknown shard"
         self._grow_backoff(pending, route)
         self._send(pending, is_primary_silent=was_primary_only)
+        if pending.is_shard_silent:
+            self._query_trim(pending)
+
+    def _query_trim(self, pending: PendingRead) -> None:
+        """Find out whether a position was trimmed, without its shard's servers."""
+        now, gsn = self._context.now, pending.request.rid.gsn
+        if now < self._trim_query_due or self._membership.is_open(self._trim_query):
+            return
+        self._trim_query_due = now + _MAX_RETRANSMIT_NS
+
+        def on_history(history: LeaseHistory) -> None:
+            first = RecordId(history.trim, owner_in(history, history.trim))
+            for each in list(self._pending.values()):
+                if each.request.rid.gsn < first.gsn and each.is_shard_silent:
+                    self._finish(each, TrimmedError(first))
+
+        pending.service_request = self._trim_query = self._membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
+        )
 
     def _result_at_deadline(self, pending: PendingRead) -> DeadlineError | TrimmedError:
         if pending.first:

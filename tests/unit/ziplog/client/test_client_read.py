@@ -226,6 +226,21 @@ def test_a_first_position_that_was_trimmed_meanwhile_has_no_known_owner() -> Non
     assert error.first == RecordId(8, 0)
 
 
+def test_trimmed_position_of_a_shard_whose_servers_are_gone() -> None:
+    """A shard that is over needs no servers, so the service is asked; not for each read."""
+    harness, call = reading(RecordId(7, 0))
+    later = harness.call(ReadRequest(60 * S, RecordId(12, 0)))
+    harness.pass_time(4 * S)
+    questions = harness.take(wire.LeaseQuery)
+    assert {question.gsn for _, question in questions} == {7}
+    runs = [run_of(lease([0, 1]))]
+    harness.give(wire.LeaseHistory(CLUSTER, questions[0][1].request, runs, [], 12, over=[0]))
+    error = harness.answers[call]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(12, 1)
+    assert later not in harness.answers, "its record may be there"
+
+
 def test_damaged_copy_is_read_from_the_other_replica() -> None:
     harness, call = reading()
     _, read = asked(harness)

@@ -31,6 +31,7 @@ from ziplog.wire import (
     StatusReply,
     TrimReply,
 )
+from ziplog.wire.service import Finalized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,8 +176,15 @@ class ClientRequests:
             runs = state.runs_from(request.gsn)
             placements = list(state.placements.values())
             over = [shard for shard in state.retired if membership_rules.is_over(state, shard)]
-            cluster, number = state.cluster, request.request
-            return [Send(src, LeaseHistory(cluster, number, runs, placements, state.trim, over))]
+            finalized = [
+                Finalized(shard, retired.limit)
+                for shard, retired in state.retired.items()
+                if retired.is_finalized and shard not in over
+            ]
+            history = LeaseHistory(
+                state.cluster, request.request, runs, placements, state.trim, over, finalized
+            )
+            return [Send(src, history)]
         if isinstance(request, CursorQuery):
             return [self.cursors.answer_query(src, request, now)]
         if isinstance(request, ChangeRegion | FinishUpgrade):

@@ -230,6 +230,20 @@ def test_a_shard_that_is_over_needs_no_servers(tmp_path: Path) -> None:
         assert cluster.add_shard() == 2, "no number is used again"
 
 
+def test_the_tail_does_not_wait_for_a_finalized_shard_before_the_last_record(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, failure_handlers=0) as cluster, cluster.connect(timeout=10.0) as log:
+        log.set_policy(ziplog.policy.pin(0))
+        last = log.insert_after(b"a")
+        cluster.finalize_shard(0)
+        log.set_policy(ziplog.policy.random())
+        last = log.insert_after(b"b", last)
+        cluster.pause("shard-0-1")
+        assert log.check_tail() == last
+        assert log.subscribe(ziplog.RID_RECENT, follow=False).position == last
+
+
 def test_a_half_finished_addition_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,13 @@ class LeaseQuery(Message, tag=VERSION * 256 + 45, frozen=True, gc=False):
     gsn: Gsn
 
 
+class Finalized(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A finalized shard that is not over, and the end of its positions."""
+
+    shard: ShardId
+    limit: Gsn
+
+
 class LeaseHistory(Message, tag=VERSION * 256 + 46, frozen=True, gc=False):
     """The lease runs from the one that holds the requested gsn on; none if no lease holds it.
 
@@ -199,6 +206,8 @@ class LeaseHistory(Message, tag=VERSION * 256 + 46, frozen=True, gc=False):
     #: The shards that are over: finalized, and all their positions are trimmed. Their servers
     #: may be gone.
     over: list[ShardId] = []  # noqa: RUF012 - msgspec copies it
+    #: The finalized shards that are not over.
+    finalized: list[Finalized] = []  # noqa: RUF012 - msgspec copies it
 
 
 class Trim(Message, tag=VERSION * 256 + 47, frozen=True, gc=False):

@@ -18,6 +18,7 @@ from ziplog.wire import (
     Remove,
     Trim,
 )
+from ziplog.wire.service import Finalized
 
 
 def test_a_connected_membership_node_is_up_while_it_replies() -> None:
@@ -295,15 +296,20 @@ def test_a_shard_that_is_over_needs_no_servers() -> None:
     assert not found["shards"][1]["is_over"], "its positions are not trimmed"
     assert found["shards"][1]["obstacle"]
     assert found["regions"][""] == {"state": "degraded", "servers_up": 3, "servers": 5}
+    limit = world.service.state.retired[1].limit
+    world.send(LeaseQuery(CLUSTER, 8, 5))
+    world.run(100 * MS)
+    assert world.answers(LeaseHistory)[-1].finalized == [Finalized(1, limit)]
     world.is_checked = False
-    world.service.state.trim = world.service.state.retired[1].limit
+    world.service.state.trim = limit
     found = world.status()
     assert [shard["is_over"] for shard in found["shards"]] == [False, True]
     assert found["shards"][1]["obstacle"] is None
     assert found["regions"][""] == {"state": "up", "servers_up": 3, "servers": 3}
     world.send(LeaseQuery(CLUSTER, 9, 5))
     world.run(100 * MS)
-    assert world.answers(LeaseHistory)[-1].over == [1], "clients do not ask its servers"
+    history = world.answers(LeaseHistory)[-1]
+    assert (history.over, history.finalized) == ([1], []), "clients do not ask its servers"
 
 
 def test_a_recovery_of_a_shard_that_is_over_is_not_reported() -> None:

@@ -59,6 +59,8 @@ class TailQuery(PendingRequest, kw_only=True):
     #: A shard that is not asked may have had records before this position.
     trim: int = 0
     last: RecordId = RID_GENESIS
+    #: The ends of finalized shards, whose positions are all settled.
+    limits: dict[int, int] = msgspec.field(default_factory=dict)
     #: The replies by server, of each shard that is asked.
     replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
     #: When the requests of this round were sent; 0: some were sent twice.
@@ -84,13 +86,15 @@ class TailQueries(PendingRequests[TailQuery]):
         return self._unanswered(query) if query is not None else []
 
     def _unanswered(self, query: TailQuery) -> list[int]:
-        """Return the shards without a complete reply."""
-        routes = {shard: self._routing.route(shard) for shard in query.replies}
-        return [
+        """Return the shards without a complete reply, except those that are not needed."""
+        silent = [
             shard
             for shard, replies in query.replies.items()
-            if (route := routes[shard]) is not None and _missing(replies, route)
+            if (route := self._routing.route(shard)) is not None and _missing(replies, route)
         ]
+        rest = query.replies.keys() - set(silent)
+        highest = max((_highest(query, shard) for shard in rest), default=0)
+        return [s for s in silent if s not in query.limits or query.limits[s] > highest]
 
     def start(self, call: int, request: TailRequest) -> None:
         """Start a tail call."""
@@ -130,6 +134,7 @@ class TailQueries(PendingRequests[TailQuery]):
                 and (shards is None or p.shard in shards)
                 and p.shard not in history.over
             }
+            query.limits = {one.shard: one.limit for one in history.finalized}
             query.trim = history.trim if history.over and shards is None else 0
             self._send(query)
             self._conclude(query)
@@ -179,10 +184,10 @@ class TailQueries(PendingRequests[TailQuery]):
                 self._retry_at(query, self._context.now)
 
     def _silent_replicas(self, query: TailQuery) -> list[str]:
-        """Return the replicas without a reply in their shard's newest view."""
+        """Return the replicas whose reply in their shard's newest view is missing and needed."""
         replicas: list[str] = []
-        for shard, replies in query.replies.items():
-            route = self._routing.route(shard)
+        for shard in self._unanswered(query):
+            route, replies = self._routing.route(shard), query.replies[shard]
             assert route is not None, "a member without a placement"
             state = "" if route.state == "live" else f", {route.state}"
             replicas += [
@@ -196,39 +201,32 @@ class TailQueries(PendingRequests[TailQuery]):
         if self._silent_replicas(query):
             return
         if query.below:
-            self._finish(query, LogTail(query.last, self._recent(query), query.below))
+            highest, shard = _last(query)
+            recent = RecordId(highest, shard) if highest else RID_GENESIS
+            self._finish(query, LogTail(query.last, recent, query.below))
             return
         # The highest replica of a shard counts: another one may not be able to read its last
         # record.
-        highest = [
-            (max(reply.filled for reply in _newest(replies)), shard)
-            for shard, replies in query.replies.items()
-        ]
-        filled, shard = max(highest, default=(0, 0))
+        filled, shard = _last(query)
         if filled < query.trim - 1:
             filled, shard = query.trim - 1, 0  # It was trimmed, and its shard is not known.
         query.last = RecordId(filled, shard) if filled else RID_GENESIS
         frontiers = [
-            max(reply.frontier for reply in _newest(replies)) for replies in query.replies.values()
+            max(reply.frontier for reply in _newest(replies))
+            for shard, replies in query.replies.items()
+            if shard not in query.limits
         ]
         # A shard that joins now is not in the query, and has positions after these leases.
         settled = min([*frontiers, query.stop])
         if not query.with_recent or not query.replies:
-            recent = RID_GENESIS if query.with_recent else None
-            self._finish(query, LogTail(query.last, recent, settled))
+            none = RID_GENESIS if query.with_recent else None
+            self._finish(query, LogTail(query.last, none, settled))
             return
         query.below = settled
         query.replies = {shard: {} for shard in query.replies}
         self._forget_numbers(query)
         self._add_number(query)
         self._send(query)
-
-    def _recent(self, query: TailQuery) -> RecordId:
-        highest, shard = max(
-            (max(reply.last_below for reply in _newest(replies)), shard)
-            for shard, replies in query.replies.items()
-        )
-        return RecordId(highest, shard) if highest else RID_GENESIS
 
     def _finish(self, query: TailQuery, result: LogTail | DeadlineError) -> None:
         self.cancel(query.call)
@@ -248,6 +246,17 @@ def _was_member(placement: Placement) -> bool:
     if placement.state in {"finalized", "recovering"}:
         return any(replica.fingerprint for replica in placement.replicas)
     return placement.state != "joining"
+
+
+def _last(query: TailQuery) -> tuple[int, int]:
+    """Return the highest position that a reply of this round has, and its shard; zeros: none."""
+    return max(((_highest(query, shard), shard) for shard in query.replies), default=(0, 0))
+
+
+def _highest(query: TailQuery, shard: int) -> int:
+    """Return the highest position in the replies of a shard."""
+    newest = _newest(query.replies[shard])
+    return max((r.last_below if query.below else r.filled for r in newest), default=0)
 
 
 def _newest(replies: Mapping[int, TailReply]) -> list[TailReply]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.ziplog.client.fakes import (
@@ -16,6 +17,7 @@ from tests.unit.ziplog.client.fakes import (
 from ziplog import wire
 from ziplog.client.common.requests import (
     StatusRequest,
+    SubscribeRequest,
     TailRequest,
     TrimRequest,
 )
@@ -23,7 +25,8 @@ from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
 )
-from ziplog.types import RID_GENESIS, RecordId
+from ziplog.types import RID_GENESIS, RID_RECENT, RecordId
+from ziplog.wire.service import Finalized
 
 
 def tailing(deadline: int = 10 * S) -> tuple[ClientHarness, int]:
@@ -76,6 +79,53 @@ def test_a_shard_that_is_over_is_not_asked(trim: int, last: RecordId) -> None:
     for name, message in tails:
         harness.give(tail_reply(message, int(name[3]), 30))
     assert harness.answers[call] == last
+
+
+def with_finalized(request: TailRequest | SubscribeRequest) -> tuple[ClientHarness, int]:
+    """A call about the end of a log whose shard 0 is finalized at position 20."""
+    harness = ClientHarness()
+    harness.connect(placement(0), placement(1))
+    call = harness.call(request)
+    query = harness.take(wire.LeaseQuery)[-1][1]
+    left = placement(0, state="finalized")
+    replicas = tuple(msgspec.structs.replace(one, fingerprint="f") for one in left.replicas)
+    known = [msgspec.structs.replace(left, replicas=replicas), placement(1)]
+    harness.give(
+        wire.LeaseHistory(
+            CLUSTER, query.request, [], known, 0, finalized=[Finalized(shard=0, limit=20)]
+        )
+    )
+    return harness, call
+
+
+@pytest.mark.parametrize(("filled", "is_known"), [(15, False), (30, True)])
+def test_the_tail_waits_for_a_finalized_shard_only_if_it_may_have_the_last_record(
+    filled: int, is_known: bool
+) -> None:
+    harness, call = with_finalized(TailRequest(ClientHarness().until(S)))
+    tails = harness.take(wire.Tail)
+    assert sorted(message.shard for _, message in tails) == [0, 0, 1, 1]
+    for name, message in tails:
+        if message.shard == 1:
+            harness.give(tail_reply(message, int(name[3]), filled))
+    assert (call in harness.answers) == is_known
+    for name, message in tails:
+        if message.shard == 0:
+            harness.give(tail_reply(message, int(name[3]), 17))
+    assert harness.answers[call] == (RecordId(30, 1) if is_known else RecordId(17, 0))
+
+
+def test_a_query_for_the_last_stable_record_waits_for_a_finalized_shard_only_if_needed() -> None:
+    request = SubscribeRequest(ClientHarness().until(S), RID_RECENT, follow=False)
+    harness, _ = with_finalized(request)
+    for below, last_below in ((0, 0), (50, 40)):
+        tails = harness.take(wire.Tail)
+        assert {message.below for _, message in tails} == {below}
+        for name, message in tails:
+            if message.shard == 1:
+                reply = tail_reply(message, int(name[3]), 60)
+                harness.give(msgspec.structs.replace(reply, last_below=last_below))
+    assert harness.take(wire.LeaseQuery)[-1][1].gsn == 40, "the subscription begins there"
 
 
 def test_a_replica_without_a_tail_reply_is_asked_again() -> None:

@@ -254,6 +254,8 @@ class Claim:
             self._is_urgent = False
         else:
             self.committed, self.mark = position, mark
+            if self._wanted is not None and self._wanted[0] < position:
+                self._wanted = None  # It would be refused.
             self._listener.on_committed()
             if self._is_releasing:
                 self._send_release()

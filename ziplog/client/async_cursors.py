@@ -96,7 +96,8 @@ class AsyncCursor(AsyncSubscription):
 
         Raises:
             CursorLostError: the claim ended.
-            ConfigError: `position` was not reached yet, or is below the committed one.
+            ConfigError: `position` was not reached yet, or is below the committed one or that of
+                an earlier commit without a known outcome.
             DeadlineError: it was not confirmed in time, and may be committed.
 
         """

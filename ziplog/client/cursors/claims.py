@@ -14,9 +14,7 @@ Invariant: while a claim is owned, its next renewal is due in time. See docs/pro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
 from ziplog.client.common.requests import (
@@ -30,11 +28,13 @@ from ziplog.client.common.requests import (
     UnsubscribeRequest,
     WatchClaimRequest,
 )
+from ziplog.client.cursors.claim import Claim, Move
 from ziplog.core.cursors import MAX_MOVES, Cursor, CursorMove
 from ziplog.core.units import NEVER, NS_PER_MS, NS_PER_S
 from ziplog.errors import (
     THIS_CLIENT,
     ClosedError,
+    ConfigError,
     CursorHeldError,
     CursorLostError,
     DeadlineError,
@@ -77,72 +77,6 @@ class PendingClaim(PendingRequest, kw_only=True):
     #: Of a watch: the claim's number, and the state that the caller knows.
     claim: int = 0
     known: ClaimState | None = None
-
-
-class Claim(msgspec.Struct):
-    """A cursor that this client owns, or owned."""
-
-    cursor: Cursor
-    #: The shard of the committed position.
-    shard: int
-    lease_ns: int
-    #: Whether a subscription belongs to it.
-    reads: bool
-    #: Number of moves so far.
-    moves: int = 0
-    #: A move that is not sent yet.
-    soon: tuple[RecordId, bytes] | None = None
-    #: The last move that was sent, until its reply comes.
-    awaited: _Move | None = None
-    is_paused: bool = False
-    #: Where it pauses; 0: at once.
-    pause_at: int = 0
-    #: What ended it; "": nothing did.
-    lost: str = ""
-
-    @property
-    def unconfirmed(self) -> tuple[RecordId, bytes] | None:
-        """The position and the mark of the last move, if its outcome is not known."""
-        if self.soon is None and self.awaited is not None:
-            return self.awaited.position, self.awaited.mark
-        return self.soon
-
-    @property
-    def state(self) -> ClaimState:
-        """What the caller sees of it."""
-        cursor = self.cursor
-        position = RecordId(cursor.position, self.shard)
-        return ClaimState(
-            cursor.name, cursor.term, position, cursor.mark, self.is_paused, self.lost,
-            cursor.birth, cursor.seek, cursor.has_moved, self.pause_at,
-        )  # fmt: skip
-
-
-class _Move(NamedTuple):
-    """A move that is about to be sent."""
-
-    #: The number of its claim.
-    number: int
-    claim: Claim
-    position: RecordId
-    mark: bytes
-    #: Gets the position, or an error.
-    on_end: Callable[[Any], None]
-
-    def end(self, refused: RefusedMove | None, error: Exception | None) -> None:
-        """Note the outcome; `error`: of a lost claim."""
-        claim, position = self.claim, self.position
-        if error is not None:
-            self.on_end(error)
-        elif refused is not None and refused.error == "no-such-position":
-            self.on_end(NoSuchRecordError(position, "no shard owns the position yet"))
-        else:
-            if position.gsn >= claim.cursor.position:
-                claim.shard = position.shard
-                claim.cursor = msgspec.structs.replace(
-                    claim.cursor, position=position.gsn, mark=self.mark, has_moved=True
-                )
-            self.on_end(position)
 
 
 class Claims(PendingRequests[PendingClaim]):
@@ -322,6 +256,9 @@ class Claims(PendingRequests[PendingClaim]):
         error = self._error_of(claim)
         if claim is None or error is not None:
             self._context.complete(call, error)
+        elif request.position.gsn < claim.sent:
+            allowed = f"gsn {claim.sent} or later, because an earlier commit may be there"
+            self._context.complete(call, ConfigError("position", str(request.position), allowed))
         elif request.is_soon:
             self._moves_at = min(self._moves_at, self._context.now + COMMIT_INTERVAL_NS)
             claim.soon = (request.position, request.mark)
@@ -330,7 +267,7 @@ class Claims(PendingRequests[PendingClaim]):
         else:
             pending = PendingClaim(call, request.deadline, name=claim.cursor.name)
             self._add(pending)
-            move = _Move(
+            move = Move(
                 request.subscription,
                 claim,
                 request.position,
@@ -345,12 +282,13 @@ class Claims(PendingRequests[PendingClaim]):
         cursor = claim.cursor
         return CursorLostError(cursor.name, cursor.term, claim.lost) if claim.lost else None
 
-    def _send_moves(self, moves: list[_Move]) -> int:
+    def _send_moves(self, moves: list[Move]) -> int:
         """Send moves of different claims, at most `MAX_MOVES`; return the request's number."""
         numbered: list[CursorMove] = []
         for move in moves:
             claim, cursor = move.claim, move.claim.cursor
             claim.soon, claim.awaited = None, move
+            claim.sent = max(claim.sent, move.position.gsn)
             claim.moves += 1
             numbered.append(
                 CursorMove(cursor.name, cursor.term, claim.moves, move.position.gsn, move.mark)
@@ -365,7 +303,7 @@ class Claims(PendingRequests[PendingClaim]):
             lambda cluster, number: CursorMoves(cluster, number, numbered), on_reply
         )
 
-    def _on_moved(self, move: _Move, refused: RefusedMove | None) -> None:
+    def _on_moved(self, move: Move, refused: RefusedMove | None) -> None:
         if move.claim.awaited is move:
             move.claim.awaited = None
         error = None
@@ -377,7 +315,7 @@ class Claims(PendingRequests[PendingClaim]):
     def _send_soon_moves(self) -> None:
         """Send the moves that wait."""
         due = [
-            _Move(number, claim, *claim.soon, _ignore)
+            Move(number, claim, *claim.soon, _ignore)
             for number, claim in self._claims.items()
             if claim.soon is not None and not claim.lost
         ]
@@ -414,7 +352,7 @@ class Claims(PendingRequests[PendingClaim]):
         if last is None:
             on_moved(None)
         else:
-            self._send_moves([_Move(number, claim, *last, on_moved)])
+            self._send_moves([Move(number, claim, *last, on_moved)])
 
     def _forget_lost(self, number: int) -> None:
         """Forget a lost claim that no subscription keeps."""
@@ -447,7 +385,7 @@ class Claims(PendingRequests[PendingClaim]):
         if claim.lost:
             return
         if claim.soon is not None:
-            self._send_moves([_Move(number, claim, *claim.soon, _ignore)])
+            self._send_moves([Move(number, claim, *claim.soon, _ignore)])
         self._send_release(claim.cursor, lambda: None)
 
     def end(self, call: int, request: EndClaimsRequest) -> None:

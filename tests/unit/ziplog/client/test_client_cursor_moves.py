@@ -9,6 +9,7 @@ from tests.unit.ziplog.client.owner import Owner, cursor
 from ziplog import wire
 from ziplog.client.common.requests import (
     ClaimQuery,
+    CommitRequest,
     FetchRequest,
     ReleaseRequest,
     UnsubscribeRequest,
@@ -19,8 +20,10 @@ from ziplog.core.node import Closing
 from ziplog.core.units import NEVER
 from ziplog.errors import (
     ClosedError,
+    ConfigError,
     CursorLostError,
     DeadlineError,
+    NoSuchRecordError,
 )
 from ziplog.types import RecordId
 
@@ -52,6 +55,44 @@ def test_moves_are_numbered() -> None:
     owner.commit(call, 9)
     owner.commit(call, 10)
     assert [[one.move for one in moves] for moves in owner.moves()] == [[1], [2]]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_move_below_one_that_was_sent_is_refused(is_late: bool, is_soon: bool) -> None:
+    """A copy of the first one may still arrive, also after its deadline."""
+    owner = Owner()
+    call = owner.own()
+    first = owner.call(CommitRequest(owner.until(S), call, RecordId(9, 0), b"m"))
+    if is_late:
+        owner.pass_time(2 * S)
+        assert isinstance(owner.answers[first], DeadlineError)
+    lower = owner.call(CommitRequest(owner.until(S), call, RecordId(8, 0), b"n", is_soon))
+    assert "gsn 9 or later" in str(owner.answers[lower])
+    assert isinstance(owner.answers[lower], ConfigError)
+    again = owner.call(CommitRequest(owner.until(S), call, RecordId(9, 0), b"n"))
+    owner.moved()
+    assert owner.answers[again] == RecordId(9, 0)
+
+
+def test_move_may_be_below_one_that_was_refused() -> None:
+    owner = Owner()
+    call = owner.own()
+    beyond = owner.commit(call, 900)
+    owner.moved(cursor(), "no-such-position")
+    assert isinstance(owner.answers[beyond], NoSuchRecordError)
+    move = owner.commit(call, 9)
+    owner.moved()
+    assert owner.answers[move] == RecordId(9, 0)
+
+
+def test_refusal_of_a_move_back_is_an_error() -> None:
+    owner = Owner()
+    call = owner.own()
+    move = owner.commit(call, 9)
+    owner.moved(cursor(position=12), "goes-back")
+    assert "gsn 12 or later" in str(owner.answers[move])
+    assert owner.state(call).mark == b""
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,9 @@ class Upgrades:
         for node in self._config.failure_handlers:
             yield node.name, _wires(self._failure_handlers.heartbeat(node.name, now))
         for server in self._servers:
-            if not membership_rules.is_over(self._state, server.shard):
+            # A shard of the cluster file may not be added yet.
+            is_registered = server.shard in self._state.placements
+            if is_registered and not membership_rules.is_over(self._state, server.shard):
                 is_up = server.heartbeat is not None and now - server.last_heard_at < UP_NS
                 yield server.name, _wires(server.heartbeat if is_up else None)
 

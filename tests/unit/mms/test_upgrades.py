@@ -212,6 +212,14 @@ def test_a_finalized_and_trimmed_shard_counts_no_more() -> None:
     assert finish(world) == UpgradeFinished(CLUSTER, 9, 2)
 
 
+def test_a_shard_of_the_file_that_was_not_added_does_not_count() -> None:
+    world = upgraded()
+    world.config = config(shards=3)
+    world.start()
+    world.lead().run(5 * S)
+    assert finish(world) == UpgradeFinished(CLUSTER, 9, 2)
+
+
 def test_of_many_obstacles_some_are_named() -> None:
     world = upgraded(shards=_MAX_NAMED)
     for server in world.servers:

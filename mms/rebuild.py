@@ -110,7 +110,9 @@ def rebuild(
     recoveries = _recoveries(config, handlers, lost)
     state = ClusterState()
     state.cluster = _cluster(config, servers)
-    state.name, state.durability = config.name, config.durability
+    state.name = config.name
+    # The service changes it once all servers have reported another one.
+    state.durability = "disk" if {one.level for one in servers} == {"disk"} else "memory"
     state.trim = max(server.trim for server in servers)
     state.wire = max(server.wire for server in servers)
     state.runs = rebuilt_runs(servers, state.trim)

@@ -15,6 +15,7 @@ from shard.storage.data_directory import DataDirectory
 from ziplog.core.holdings import ServerHoldings
 from ziplog.core.view import extend_runs, fingerprint
 from ziplog.errors import UnavailableError
+from ziplog.runtime import level_file
 from ziplog.segments.directory import listed_segments
 from ziplog.segments.entry import WatermarkRecord
 from ziplog.segments.entry_codec import MARK, PLACE, decode, view_of, walk
@@ -101,4 +102,5 @@ def _read(directory: DataDirectory, name: str, wire: int) -> ServerHoldings:
         mark.placement if mark else None,
         mark.limit if mark else 0,
         wire,
+        level_file.read(directory.path),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from ziplog.core.view import LeaseRun, Placement
-from ziplog.types import Gsn, ShardId, View
+from ziplog.types import Durability, Gsn, ShardId, View
 
 
 class ServerHoldings(msgspec.Struct, frozen=True, array_like=True):
@@ -40,6 +40,8 @@ class ServerHoldings(msgspec.Struct, frozen=True, array_like=True):
     limit: Gsn
     #: The wire version in use.
     wire: int = 1
+    #: The durability level that the server keeps to.
+    level: Durability = "memory"
 
 
 class ShardRecovery(msgspec.Struct, frozen=True, array_like=True):

@@ -105,6 +105,15 @@ def refused(held: list[ServerHoldings], *handlers: HandlerHoldings, **options: A
     return str(refusal.value)
 
 
+@pytest.mark.parametrize("requested", ["memory", "disk"])
+@pytest.mark.parametrize("level", ["memory", "disk"])
+def test_the_durability_level_is_that_of_the_servers(level: Any, requested: Any) -> None:
+    """The cluster file may have been changed since; the servers have not applied that."""
+    assert rebuilt(servers(level=level), durability=requested).durability == level
+    held = [*servers(1, level="disk"), *servers(2, level="memory")[2:]]
+    assert rebuilt(held, durability=requested).durability == "memory"
+
+
 # --- leases ---
 
 

@@ -27,6 +27,7 @@ from ziplog import wire
 from ziplog.core.entries import Place
 from ziplog.core.view import MAX_UNRECORDED, NO_DIGEST, Lease, LeaseRun, Member, run_of
 from ziplog.errors import UnavailableError
+from ziplog.runtime import level_file
 from ziplog.segments.entry import Entry, WatermarkRecord
 
 if TYPE_CHECKING:
@@ -177,10 +178,12 @@ def test_holdings_describe_a_crashed_server(tmp_path: Path) -> None:
         holdings.read(path, "c", "shard-0-0", wire=1)
     server.close()
     found = holdings.read(path, "c", "shard-0-0", wire=2)
-    assert found.wire == 2
+    assert (found.wire, found.level) == (2, "memory")
     assert (found.view, found.last_view, found.lease) == (0, 1, 2)
     assert (found.end, found.records_end, found.cluster) == (6, 6, CLUSTER)
     assert [run.count for run in found.runs] == [2]
+    level_file.record(path, "disk")
+    assert holdings.read(path, "c", "shard-0-0", wire=1).level == "disk"
 
 
 def test_missing_directory_is_not_made(tmp_path: Path) -> None:

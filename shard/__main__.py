@@ -103,6 +103,8 @@ def run(path: Path, config: ClusterConfig, name: str) -> None:
         wire=wire,
         recorded_level=level_file.read(directory.path),
     )
+    if (identity.recorded_level, config.durability) == ("disk", "memory"):
+        event_log.warning("the cluster file lowers the durability level", file=str(path))
     try:
         transport = Transport(bind=config.node(name).bind)
         try:

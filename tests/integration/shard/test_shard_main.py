@@ -13,6 +13,7 @@ import pytest
 from ziplog.config import ClusterConfig, NodeConfig, ShardConfig
 from ziplog.config_text import dump
 from ziplog.deploy.new_shard import free_ports
+from ziplog.runtime import level_file
 from ziplog.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def started(cluster: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str],
     def start() -> tuple[subprocess.Popen[str], str]:
         command = [sys.executable, "-m", "shard", "--config", str(cluster), "--node", "shard-0-0"]
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        return processes[-1], ready_line(processes[-1])
+        return processes[-1], log_until_ready(processes[-1])
 
     yield start
     for process in processes:
@@ -61,14 +62,16 @@ def started(cluster: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str],
         process.stderr.close()
 
 
-def ready_line(process: subprocess.Popen[str]) -> str:
+def log_until_ready(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
+    found = ""
     patience = threading.Timer(60, process.kill)
     patience.start()
     try:
         for line in process.stderr:
+            found += line
             if "event=ready" in line:
-                return line
+                return found
     finally:
         patience.cancel()
         patience.join()
@@ -94,6 +97,17 @@ def test_a_clean_stop_leaves_a_checkpoint_and_a_crash_none(
     assert "limbo=true" in line
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
+
+
+def test_a_start_that_lowers_the_durability_level_is_reported(
+    cluster: Path, started: Callable[[], tuple[subprocess.Popen[str], str]]
+) -> None:
+    """The file of this machine may be out of date."""
+    directory = cluster.parent / "data" / "shard-0-0"
+    directory.mkdir(parents=True)
+    level_file.record(directory, "disk")
+    _, log = started()
+    assert "the cluster file lowers the durability level" in log
 
 
 def test_a_second_process_for_a_node_is_refused(

@@ -53,6 +53,8 @@ _COPY_BYTES: Final = 64 * 1024
 _MAX_HELD_BYTES: Final = 128 * 1024 * 1024
 #: Output of all connections together. Above it, connections with more than `_COPY_BYTES` get none.
 _MAX_QUEUED_BYTES: Final = 256 * 1024 * 1024
+#: Output of a connection that is not established: above it, it gets none.
+_MAX_WAITING_BYTES: Final = 4 * 1024 * 1024
 _LINGER_NS: Final = 100 * NS_PER_MS
 #: Longest pause between two attempts to connect; of a node: its shard may wait for the peer.
 _MAX_RETRY_NS: Final = 500 * NS_PER_MS
@@ -340,14 +342,13 @@ class Transport:
 
     def _queue(self, connection: Connection, frame: bytes) -> bool:
         """Queue a frame until `flush_gathered`, or until the peer accepts it."""
-        before = connection.queued_bytes
-        if (
-            self._queued_bytes > _MAX_QUEUED_BYTES and before > _COPY_BYTES
-        ) or not connection.queue(frame):
+        before, is_attempt = connection.queued_bytes, connection in self._attempts
+        is_full = self._queued_bytes > _MAX_QUEUED_BYTES and before > _COPY_BYTES
+        if is_full or (is_attempt and before > _MAX_WAITING_BYTES) or not connection.queue(frame):
             return self._drop()
         self.counters.sent_frames += 1
         self._queued_bytes += connection.queued_bytes - before
-        if not before and connection not in self._attempts:
+        if not (before or is_attempt):
             self._gathering.append(connection)
         return True
 

@@ -212,6 +212,27 @@ def test_output_of_all_connections_is_bounded(
     assert server._queued_bytes == 0
 
 
+def test_output_for_peers_that_are_down_leaves_room_for_others(server: Transport) -> None:
+    frame = bytes(1_000_000)
+    with (
+        socket.socket() as reserved,
+        RawPeer(port_of(server)) as slow,
+        contextlib.closing(Transport()) as nobody,
+    ):
+        reserved.bind(("127.0.0.1", 0))  # Nothing listens there.
+        down = f"127.0.0.1:{reserved.getsockname()[1]}"
+        for name in (b"%d" % number for number in range(8)):
+            server.connect(name, down)
+            while server.send(name, frame):
+                pass
+            assert 4 * 2**20 < server._connections[name].queued_bytes < 6 * 2**20
+        slow.send_frame(b"x")
+        route = take(server)[0]
+        assert all(server.send(route, frame) for _ in range(60))
+        nobody.connect(b"server", down)
+        assert nobody.send(b"server", bytes(16 * 2**20)), "one frame of any size is kept"
+
+
 def test_silent_peers_are_found_by_the_kernel(
     server: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

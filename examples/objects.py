@@ -9,7 +9,7 @@ and is linearizable. A conditional update is a record like any other: every repl
 when it reaches the record. (C. Ding, *Building a Scalable Shared Log*, section 3.4: vScalog.)
 
 The example keeps the shards that it starts with. A shard that is added later would get some keys
-of the others, and their objects would have to move.
+of the others, and their objects would have to move. So would those of a removed shard.
 """
 
 from __future__ import annotations
@@ -83,7 +83,12 @@ class ObjectStore:
         """Connect. `bootstrap`: "host:port" of the membership service; `timeout`: in seconds."""
         self._choose: Final = policy.by_key_hash()
         self._log: Final = ziplog.connect(bootstrap, timeout=timeout)
-        shards = [shard["id"] for shard in self._log.cluster()["shards"]]
+        found = self._log.cluster()["shards"]
+        for shard in found:
+            if shard["state"] in {"leaving", "finalized"}:
+                self._log.close()
+                raise ziplog.UnavailableError(f"shard {shard['id']} was removed: move its objects")
+        shards = [shard["id"] for shard in found]
         self.replicas: Final = {shard: Replica(self._log, shard) for shard in shards}
 
     def _shard(self, key: bytes) -> int:

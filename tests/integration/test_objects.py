@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from objects import ObjectStore
 
+import ziplog
 from ziplog.local import Cluster
 
 if TYPE_CHECKING:
@@ -139,3 +140,10 @@ def test_old_value_is_read_at_once_and_the_newest_after_a_barrier(cluster: Clust
     assert other.read(b"key") == "changed"
     one.close()
     other.close()
+
+
+def test_a_store_is_refused_at_a_log_with_a_removed_shard(cluster: Cluster) -> None:
+    """A put of an object of that shard would wait for ever."""
+    cluster.finalize_shard(1)
+    with pytest.raises(ziplog.UnavailableError, match="shard 1 was removed"):
+        ObjectStore(cluster.endpoint)

@@ -20,7 +20,7 @@ from ziplog.cli.options import (
     connect,
     typed_bytes,
 )
-from ziplog.cli.positions import FORMS, parse, parse_stop
+from ziplog.cli.positions import FORMS, is_fixed, parse, parse_stop
 from ziplog.errors import ConfigError, TrimmedError
 
 if TYPE_CHECKING:
@@ -133,21 +133,28 @@ def tail(
     with connect(bootstrap, timeout, region) as log:
         end = None if find_stop is None else find_stop(log).gsn
         timeout_s = None if follow else timeout
-        if find is None:
-            subscription = _subscribe_to_all(log, follow=follow, shards=shard, timeout=timeout_s)
+        first = ziplog.RID_GENESIS if find is None else find(log)
+        if start is None or not is_fixed(start):
+            subscription = _subscribe_from(
+                log, first, follow=follow, shards=shard, timeout=timeout_s
+            )
         else:
-            subscription = log.subscribe(find(log), follow=follow, shards=shard, timeout=timeout_s)
+            subscription = log.subscribe(first, follow=follow, shards=shard, timeout=timeout_s)
         with subscription:
             records = _until(_followed(subscription, end) if follow else subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
             sys.stdout.buffer.writelines(map(render, _first(chosen, limit)))
 
 
-def _subscribe_to_all(
-    log: Log, *, follow: bool, shards: list[int] | None, timeout: float | None
+def _subscribe_from(
+    log: Log,
+    first: ziplog.RecordId,
+    *,
+    follow: bool,
+    shards: list[int] | None,
+    timeout: float | None,
 ) -> ziplog.Subscription:
-    """Subscribe from the first record that was not trimmed."""
-    first = ziplog.RID_GENESIS
+    """Subscribe from a position on, or from the first one that was not trimmed."""
     while True:
         try:
             return log.subscribe(first, follow=follow, shards=shards, timeout=timeout)

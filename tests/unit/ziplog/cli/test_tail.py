@@ -57,6 +57,15 @@ def test_each_record_is_shown_before_the_next_wait(
     assert followed.waits == [b"", b"1@0\twanted\n"]
 
 
+def test_a_tail_from_the_end_of_a_trimmed_log_begins_after_the_trim(log: FakeLog) -> None:
+    """The last record itself was trimmed; only a position that the user gave fails then."""
+    log.insert_many([b"a", b"b"], ziplog.RID_GENESIS)
+    log.trimmed_to = 3
+    assert run("tail", "--from", "end").output == ""
+    assert run("tail", "--from", "end").exit_code == 0
+    assert run("tail", "--from", "2").exit_code == 1
+
+
 def test_a_limit_may_exceed_every_count(log: FakeLog) -> None:
     log.insert_many([b"a", b"b"], ziplog.RID_GENESIS)
     done = run("tail", "--limit", "99999999999999999999999")

@@ -61,6 +61,15 @@ def test_copy_of_a_claim_counts_once() -> None:
     assert found(state).term == 1
 
 
+def test_copy_of_the_last_claim_is_no_other_claim_after_its_end() -> None:
+    state = with_leases(1)
+    assert apply(state, claim()) == ""
+    assert apply(state, ReleaseCursor("x", 1)) == ""
+    before = found(state)
+    assert apply(state, claim()) == ""
+    assert found(state) == before
+
+
 def test_first_of_two_pending_claims_wins() -> None:
     state = with_leases(1)
     assert apply(state, claim()) == ""
@@ -111,6 +120,16 @@ def test_move_that_a_later_one_overtook_is_not_answered_as_done_without_its_posi
     assert (found(state).position, found(state).mark, found(state).move) == (12, b"first", 2)
     assert move(state, 1, 2, 9, b"second") == ""
     assert found(state).mark == b"first"
+
+
+def test_moves_of_each_term_are_numbered_from_the_beginning() -> None:
+    state = with_leases(1)
+    apply(state, claim())
+    assert move(state, 1, 1, 9, b"former") == ""
+    assert move(state, 1, 2, 10, b"former") == ""
+    assert apply(state, claim(owner=BOB, nonce=b"2", expects=1)) == ""
+    assert move(state, 2, 1, 10, b"newer") == ""
+    assert found(state).mark == b"newer"
 
 
 def test_released_cursor_takes_no_moves_and_keeps_its_position() -> None:
@@ -192,7 +211,7 @@ def test_held_position_is_not_trimmed() -> None:
 def test_forced_trim_ends_the_holds_before_it() -> None:
     state = with_leases(1)
     apply(state, claim(start=5))
-    apply(state, claim(name="y", owner=BOB, start=9))
+    apply(state, claim(name="y", owner=BOB, nonce=b"y", start=8))
     assert apply(state, SetTrim(8, force=True)) == ""
     assert [found(state, name).is_holding for name in "xy"] == [False, True]
     assert apply(state, claim(nonce=b"2", expects=1)) == "trimmed"
@@ -251,6 +270,18 @@ def test_copy_of_a_refused_edit_is_refused_too() -> None:
     assert apply(state, edit("pause", b"1")) == "no-such-cursor"
     assert not found(state).is_paused
     assert apply(state, edit("pause", b"2")) == ""
+
+
+def test_copy_of_the_last_edit_counts_once_after_a_snapshot_without_edits() -> None:
+    state, other = with_leases(1), ClusterState()
+    apply(state, claim())
+    assert apply(state, edit("seek", b"1", 20)) == ""
+    former = msgspec.msgpack.decode(state.snapshot())[:-1]  # of an earlier release
+    other.restore(msgspec.msgpack.encode(former))
+    assert apply(other, claim(nonce=b"2", expects=2)) == ""
+    before = found(other)
+    assert apply(other, edit("seek", b"1", 20)) == ""
+    assert found(other) == before
 
 
 def test_snapshot_has_the_edits_whose_copies_may_come() -> None:

@@ -386,6 +386,7 @@ def test_lost_command_is_forgotten() -> None:
     world.proposed.clear()
     world.is_cut_off = False
     world.run(5 * S)
+    assert len(world.service._cursors) == 0
     assert world.granted().term == 1
 
 

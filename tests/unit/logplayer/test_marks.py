@@ -174,3 +174,58 @@ def test_a_new_worker_begins_at_the_last_mark() -> None:
     world.run(10_000)
     assert target.marks == [b"", mark]
     assert world.payloads() == payloads(world)
+
+
+def test_a_new_mark_with_a_position_below_the_cursor_is_not_awaited() -> None:
+    world, player, target = played()
+    world.fill(10)
+    world.run(1000)
+    player.is_dead = True
+    first = world.log.gsns[0]
+    older = Opened(first, b"older")
+    target.open = lambda _task: older  # type: ignore[method-assign]
+    target.rows[0] = []
+    player = world.add_player()
+    world.run(10_000)
+    assert any("an older state was put back" in text for text in player.warnings)
+    assert world.payloads() == payloads(world)
+
+
+def test_a_commit_of_an_earlier_move_does_not_stand_for_that_of_a_new_mark() -> None:
+    world, player, target = played(lease_ms=60_000, commit_ms=1)
+    world.fill(10)
+    fails = [True]
+
+    def fault(kind: str, _argument: Any) -> Any:
+        if kind == "deliver" and fails[0] and target.batches:
+            fails[0] = False
+            return Retry("the shard was removed")
+        return None
+
+    def opened(task: Task) -> Opened:
+        if not target.batches:
+            target.rows[0] = []
+            return Opened(task.position, b"first")
+        # The move of the first batch waits for the service, and so will this mark.
+        return Opened(target.batches[-1].stop, b"second")
+
+    def check() -> None:
+        world.service.is_down |= len(target.batches) == 1 and fails[0]
+
+    player.fault = fault
+    target.open = opened  # type: ignore[method-assign]
+    world.checks.append(check)
+    marks: list[bytes] = []
+    deliver = player._carry_out
+
+    def carry_out(effect: Any) -> None:
+        if isinstance(effect, Deliver):
+            marks.append(world.cursor().mark)
+        deliver(effect)
+
+    player._carry_out = carry_out  # type: ignore[method-assign]
+    world.run(1000)
+    world.service.is_down = False
+    world.run(5000)
+    assert world.payloads() == payloads(world)
+    assert marks[:3] == [b"first", b"first", b"second"]

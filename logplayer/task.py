@@ -308,7 +308,7 @@ class PlayerTask:
                 " it again, and a position instead of genesis continues from there"
             )
             return
-        former, is_first = delivery.position, not self._is_opened
+        former = delivery.position
         if opened.position is not None:
             delivery.continue_at(opened.position)
             if opened.position < committed:
@@ -318,7 +318,7 @@ class PlayerTask:
                 )
             self._awaits_mark = opened.mark not in {b"", self.claim.last_mark}
             self.claim.move(opened.position, opened.mark or self.claim.last_mark)
-        elif is_first or spec.stores_position:
+        elif spec.stores_position:
             delivery.continue_at(committed)
         self._is_opened, self._must_open, self.reader.trimmed = True, False, None
         self._roll_at = NEVER

@@ -265,6 +265,25 @@ def test_records_are_counted_from_the_position_of_the_checkpoint() -> None:
     assert state.last_done == RecordId(11, 0)
 
 
+def test_a_checkpoint_of_an_earlier_position_counts_no_records_again() -> None:
+    state = State()
+    for gsn in range(1, 11):
+        state.apply(record(gsn, commit(gsn, Write(b"k", b"v"))))
+    for gsn, records in [(11, 7), (12, 4)]:
+        done = CheckpointDone(b"c" * 8, RecordId(records, 0), 0, [], 0, 1, 0, 0, records, 0)
+        state.apply(record(gsn, done))
+        assert state.since_checkpoint == 3
+
+
+def test_a_complete_checkpoint_ends_all_rounds() -> None:
+    state = State()
+    state.apply(record(1, CheckpointBegun(b"c" * 8, 0)))
+    state.apply(record(2, CheckpointBegun(b"d" * 8, 0)))
+    assert len(state.begun) == 2
+    state.apply(record(3, CheckpointDone(b"d" * 8, RecordId(2, 0), 0, [], 0, 0, 0, 0, 0, 0)))
+    assert state.begun == {}
+
+
 def test_the_records_of_a_checkpoint_are_not_counted() -> None:
     state = State()
     state.apply(record(1, commit(1, Write(b"k", b"v"))))
@@ -285,6 +304,15 @@ def test_segments_are_counted_until_the_log_is_trimmed() -> None:
     state.apply(record(7, CheckpointDone(b"c" * 8, RecordId(6, 0), 0, [], 0, 1, 4, 0, 6, 3)))
     assert state.trimmed == 3
     assert [first for first, _, _ in state.log_usage.export()] == [3, 4, 5]
+
+
+def test_the_trim_point_never_decreases_nor_passes_its_record() -> None:
+    state = State()
+    for gsn, trim, trimmed in [(5, 2**63 - 1, 5), (6, 3, 5), (7, 6, 6)]:
+        state.apply(
+            record(gsn, CheckpointDone(b"c" * 8, RecordId(2, 0), 0, [], 0, 1, 0, 0, 2, trim))
+        )
+        assert state.trimmed == trimmed
 
 
 def test_observers_are_called_before_a_key_changes() -> None:

@@ -25,6 +25,7 @@ from ziplog.client.common.requests import (
 from ziplog.client.log_tasks import LogTasks
 from ziplog.core.node import BatchEnd, LogWarning, Wakeup
 from ziplog.errors import UnavailableError
+from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,6 +170,19 @@ def test_one_barrier_request_serves_all_earlier_waiters() -> None:
     # The first waiter's barrier was requested before the others came; they have a second one.
     assert bench.count(BarrierRequest) == before + 2
     assert [waiter.resumed for waiter in waiters] == [1] * 10
+
+
+def test_a_waiter_for_the_tail_waits_for_every_position_below_the_barrier() -> None:
+    bench = Bench(filled(3))
+    bench.settle()
+    bound = RecordId(bench.tailer.passed + 2, 0)
+    bench.core._answer[BarrierRequest] = lambda *_: bound
+    waiter = Waiter()
+    bench.tailer.wait_for_tail(waiter)
+    assert waiter.resumed == 0
+    bench.log.insert(commit(9, {b"k": b"v"}), after=bench.log.tail)
+    bench.settle()
+    assert waiter.resumed == 1
 
 
 def test_a_waiter_for_a_hole_resumes_when_it_is_passed() -> None:

@@ -133,6 +133,7 @@ def test_exists_in_a_transaction(db: FakeDatabase) -> None:
     other = TransactionSets(LARGEST)
     db.drive(other.exists(b"k", db.harness.until()))
     assert get(db, other, b"k") == [v(1)]
+    assert len(next(other.validate(0)).reads) == 1, "a key is in the read set once"
     assert [read.key for read in asked(db)[-1].reads] == [b"k"]
 
 
@@ -184,6 +185,15 @@ def test_a_rollback_leaves_nothing(db: FakeDatabase) -> None:
     assert db.get(b"k") == [None]
 
 
+def test_a_reply_after_the_end_of_a_transaction_is_no_read(db: FakeDatabase) -> None:
+    sets = TransactionSets(LARGEST)
+    read = sets.get([b"k"], db.harness.until())
+    reply = db.result(db.harness.call(next(read)))
+    sets.rollback()
+    with pytest.raises(TransactionClosed, match="rolled back"):
+        read.send(reply)
+
+
 @pytest.mark.parametrize("is_committed", [False, True])
 def test_a_read_beside_a_commit_does_not_abort_it(db: FakeDatabase, is_committed: bool) -> None:
     """The reply may report the transaction's own write as a conflict."""
@@ -209,6 +219,7 @@ def test_a_read_beside_a_commit_does_not_abort_it(db: FakeDatabase, is_committed
     [
         (UnavailableError("no"), "open"),
         (DeadlineError("nothing was written"), "open"),
+        (RecordTooLargeError(9, 8), "open"),
         (TransactionAborted([b"k"]), "aborted"),
         (OutcomeUnknownError("?", shard=0, seq=1), "in doubt"),
         (KeyboardInterrupt(), "in doubt"),
@@ -375,6 +386,13 @@ def test_a_short_scan_is_one_request(db: FakeDatabase) -> None:
     (message,) = asked(db)
     assert isinstance(message, wire.Scan)
     assert message.fresh
+
+
+def test_a_write_at_the_end_of_a_range_is_no_row_of_it(db: FakeDatabase) -> None:
+    sets = TransactionSets(LARGEST)
+    sets.write(b"b", v(1))
+    sets.write(b"c", v(2))
+    assert scan(db, sets, start=b"a", stop=b"c") == [(b"b", 1)]
 
 
 def test_phantoms_abort(db: FakeDatabase) -> None:

@@ -229,3 +229,25 @@ def test_a_commit_of_an_earlier_move_does_not_stand_for_that_of_a_new_mark() -> 
     world.run(5000)
     assert world.payloads() == payloads(world)
     assert marks[:3] == [b"first", b"first", b"second"]
+
+
+@pytest.mark.parametrize("keeps_position", [True, False])
+def test_a_step_without_a_mark_keeps_the_former_one(*, keeps_position: bool) -> None:
+    world, player, target = played()
+    target.deliver = lambda batch: Sink.deliver(target, batch)  # type: ignore[method-assign]
+    world.fill(5)
+    world.run(2000)
+    assert world.payloads() == payloads(world)
+    assert world.cursor().mark == b"first"
+    player.stop()
+    world.run(1000)
+    target.rows[0] = []
+    position = world.cursor().position if keeps_position else None
+    target.open = lambda _task: Opened(position)  # type: ignore[method-assign]
+    if not keeps_position:
+        world.service.edit("orders/db/0", "delete")
+    world.add_player()
+    world.insert(b"later")
+    world.run(2000)
+    assert world.payloads()[-1] == b"later"
+    assert world.cursor().mark == (b"first" if keeps_position else b"")

@@ -104,6 +104,17 @@ def test_inserts_wait_while_two_units_are_in_flight_and_then_share_one() -> None
     assert harness.core.counters.inserts == harness.core.counters.fast_path == 6
 
 
+def test_group_that_one_server_refused_as_expired_is_sent_nowhere_else() -> None:
+    harness = connected()
+    calls, shared = group_of(harness, b"0", b"1")
+    harness.core.set_policy(lambda _p, _k, _l: 1)
+    harness.give(refused(shared, 1, "expired"))
+    harness.step(BatchEnd())
+    assert not [insert for insert in sent(harness) if insert.shard == 1], "the primary may have it"
+    harness.give(ack(shared, 0, (4, 6)), ack(shared, 1, (4, 6), confirmed=True))
+    assert [harness.answers[call] for call in calls] == [[RecordId(4, 0)], [RecordId(6, 0)]]
+
+
 def test_inserts_in_the_batch_of_a_placed_group_wait_for_its_end() -> None:
     harness = connected()
     _, shared = group_of(harness, b"0", b"1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.ziplog.client.fakes import S
+from tests.unit.ziplog.client.fakes import CLUSTER, S
 from tests.unit.ziplog.client.owner import Owner, cursor
 from ziplog import wire
 from ziplog.client.common.requests import (
@@ -281,3 +281,28 @@ def test_release_forgets_a_lost_claim_without_a_subscription() -> None:
     owner.renewed(deleted=["x"])
     assert owner.answers[owner.call(ReleaseRequest(owner.until(), call))] is None
     assert isinstance(owner.answers[owner.call(ClaimQuery(NEVER, call))], ClosedError)
+
+
+def test_release_overtakes_no_move_although_an_earlier_one_has_its_reply() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 7)
+    owner.commit(call, 9)
+    (_, first), (_, second) = owner.take(wire.CursorMoves)
+    owner.give(wire.CursorsMoved(CLUSTER, first.request, []))
+    owner.call(ReleaseRequest(owner.until(), call))
+    assert owner.take(wire.CursorRelease) == []
+    owner.give(wire.CursorsMoved(CLUSTER, second.request, []))
+    assert owner.moved().position == 9
+    assert len(owner.take(wire.CursorRelease)) == 1
+
+
+def test_late_reply_to_an_earlier_move_takes_no_position_back() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.commit(call, 7, b"former")
+    owner.commit(call, 9, b"newer")
+    (_, first), (_, second) = owner.take(wire.CursorMoves)
+    owner.give(wire.CursorsMoved(CLUSTER, second.request, []))
+    owner.give(wire.CursorsMoved(CLUSTER, first.request, []))
+    assert (owner.state(call).position.gsn, owner.state(call).mark) == (9, b"newer")

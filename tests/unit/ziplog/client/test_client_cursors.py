@@ -247,6 +247,21 @@ def test_owner_renews_three_times_in_a_lease() -> None:
         owner.give(wire.CursorsRenewed(CLUSTER, message.request))
 
 
+def test_shortest_lease_sets_the_interval_of_the_renewals() -> None:
+    owner = Owner()
+    owner.own()
+    long = owner.call(
+        ClaimRequest(owner.until(), "y", RID_GENESIS, "host:1", 60_000, 60, True, False)
+    )
+    owner.reply(wire.CursorClaim, cursor(term=2, name="y", lease_ms=60_000))
+    assert owner.answers[long] == long
+    for _ in range(6):
+        owner.pass_time(S)
+        ((_, message),) = owner.take(wire.CursorRenewal)
+        assert [(one.name, one.term) for one in message.owned] == [("x", 1), ("y", 2)]
+        owner.give(wire.CursorsRenewed(CLUSTER, message.request))
+
+
 def test_client_without_claims_sends_no_renewals() -> None:
     owner = Owner()
     call = owner.own()

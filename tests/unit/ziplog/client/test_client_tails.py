@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
@@ -72,7 +73,9 @@ def test_a_shard_that_is_over_is_not_asked(trim: int, last: RecordId) -> None:
     harness.connect(placement(0), placement(1))
     call = harness.call(TailRequest(harness.until(S)))
     request = harness.take(wire.LeaseQuery)[-1][1]
-    known = [placement(0, state="finalized"), placement(1)]
+    former = placement(0, state="finalized")
+    replicas = tuple(replace(one, fingerprint="f" * 32) for one in former.replicas)
+    known = [replace(former, replicas=replicas), placement(1)]
     harness.give(wire.LeaseHistory(CLUSTER, request.request, [], known, trim, over=[0]))
     tails = harness.take(wire.Tail)
     assert [message.shard for _, message in tails] == [1, 1]

@@ -332,6 +332,25 @@ def test_hold_of_an_unused_cursor_lapses() -> None:
     assert world.granted(BOB, b"2").is_holding
 
 
+def test_new_leader_counts_every_cursor_as_used() -> None:
+    world = Cursors(mms=3)
+    world.granted(hold_s=60)
+    for _ in range(3):
+        world.run(40 * S)
+        world.step(LeaderChanged("mms-1", is_self=False))
+        world.step(LeaderChanged("mms-0", is_self=True))
+    assert world.service.state.cursors.in_order()[0].is_holding
+    world.run(70 * S)
+    assert not world.service.state.cursors.in_order()[0].is_holding
+
+
+def test_renewal_of_a_released_claim_reports_its_end() -> None:
+    world = Cursors()
+    term = world.granted().term
+    world.reply(world.ask(CursorRelease, "x", term))
+    assert [one.name for one in world.renew(ALICE, ("x", term)).lost] == ["x"]
+
+
 def test_trim_of_held_records_is_refused_at_once_and_names_the_cursor() -> None:
     world = Cursors()
     world.granted(start=3)

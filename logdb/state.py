@@ -132,6 +132,10 @@ class State:
         self.begun: Final[dict[bytes, BegunRound]] = {}
         #: Observers of changes of keys.
         self.on_change: Final[list[Observer]] = []
+        #: What the restored checkpoint allows: a trim, once this record of it is applied.
+        self.restored_done: RecordId | None = None
+        self.restored_trim: Gsn = 0
+        self._restored: CheckpointDone | None = None
         self._checkpointed = 0
         self._effects: Final[dict[type, Callable[[Any, RecordId], Applied | None]]] = {
             Commit: self._apply_commit,
@@ -208,6 +212,7 @@ class State:
         self.first_unreadable = done.first_unreadable
         self.horizon = done.horizon
         self.records = self._checkpointed = done.records
+        self._restored = done
 
     def choose_cut(self) -> int:
         """Return the gsn before which a round should clean the log; 0: no cut is worth it."""
@@ -261,6 +266,9 @@ class State:
         self.begun.clear()
         self._checkpointed = max(self._checkpointed, min(done.records, self.records))
         self.last_done = rid
+        if done == self._restored:
+            self.restored_done, self.restored_trim = rid, min(done.trim, rid.gsn)
+            self._restored = None
         self.trimmed = max(self.trimmed, min(done.trim, rid.gsn))
         self.log_usage.trim(self.trimmed)
 

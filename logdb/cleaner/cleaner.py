@@ -70,8 +70,11 @@ class Cleaner:
         self._schedule.observe_rounds(now)
         if self._task is None:
             if self._schedule.is_due(now):
-                pending_trim = self._schedule.pending_trim
-                self._start(self._round.trim(pending_trim) if pending_trim else self._round.run())
+                trim, done = self._schedule.pending_trim, self._state.restored_done
+                if trim and done is not None:
+                    self._start(self._round.trim(trim, done))
+                else:
+                    self._start(self._round.run())
         elif (self._wait_for_gsn and self._state.position.gsn >= self._wait_for_gsn) or (
             self._resume_at and now >= self._resume_at
         ):

@@ -4,7 +4,8 @@
       another coordinator's is first: skipped; the log fails: the round fails
 
 Invariant: the log is trimmed only before a cut for which a checkpoint without earlier places was
-applied and is on stable storage; wherever a round stops, the log suffices for a start. Between two
+applied and is on stable storage; wherever a round stops, the log suffices for a start. The last
+record of a checkpoint follows once all that the checkpoint needs is on stable storage. Between two
 pauses a round processes at most `slice_keys` keys or records. See docs/logdb.md, section 8.
 """
 
@@ -97,11 +98,11 @@ class CleaningRound:
         yield WaitUntil(done.gsn)
         self._counts.rounds += 1
         if trim:
-            yield SyncRequest(self._deadline())
-            yield from self.trim(trim)
+            yield from self.trim(trim, done)
 
-    def trim(self, gsn: int) -> Steps:
-        """Trim the log before a gsn that an applied checkpoint names."""
+    def trim(self, gsn: int, done: RecordId) -> Steps:
+        """Trim the log before a gsn that an applied checkpoint names; `done` is its last record."""
+        yield SyncRequest(self._deadline(), (done,))
         yield TrimRequest(self._deadline(), RecordId(gsn, 0))
         self._counts.trimmed = gsn
 
@@ -208,6 +209,8 @@ class CleaningRound:
             yield from self._yield_slice(cut)
         rids += yield from self._insert(payloads, image.position)
         self._counts.checkpoint_bytes += parts.bytes
+        # The record at the position is perhaps another client's, at a shard without ours.
+        yield SyncRequest(self._deadline(), (image.position,))
         # An entry that was not moved must stay in the log.
         trim = cut if parts.first_place >= cut else 0
         done = CheckpointDone(

@@ -76,7 +76,7 @@ class CheckpointSchedule:
         self._check_at = now + _CHECK_INTERVAL_NS
         self._checked_position = self._state.position
         if self._initial_trim is None:
-            self._initial_trim = self._state.trimmed
+            self._initial_trim = self._state.restored_trim
             self._retry_at = now + self._settings.retry_ns if self._initial_trim else 0
         pending_trim = self.pending_trim
         self._is_postponed = bool(pending_trim) or self._is_worth_it()

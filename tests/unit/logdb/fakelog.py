@@ -417,8 +417,9 @@ class FakeCore:
         assert isinstance(doubt, FakeDoubt)
         return doubt.rids
 
-    def _sync(self, _call: int, _request: SyncRequest) -> RecordId:
-        self.log.synced = max(self.log.synced, self.last_rid.gsn)
+    def _sync(self, _call: int, request: SyncRequest) -> RecordId:
+        gsns = [rid.gsn for rid in (self.last_rid, *request.others)]
+        self.log.synced = max(self.log.synced, *gsns)
         return self.last_rid
 
     def _trim(self, _call: int, request: TrimRequest) -> None:

@@ -79,6 +79,9 @@ class InsertRequest(Request, frozen=True, gc=False):
 class SyncRequest(Request, frozen=True, gc=False):
     """Wait until all inserts of this client are on stable storage. Result: the last rid."""
 
+    #: Records of other clients that must be on stable storage, too; each was read.
+    others: tuple[RecordId, ...] = ()
+
 
 class ReadRequest(Request, frozen=True, gc=False):
     """Read one position. Result: a `Record`."""

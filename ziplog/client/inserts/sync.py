@@ -37,7 +37,7 @@ class PendingSync(PendingRequest, kw_only=True):
     """One pending call."""
 
     backoff: int = _MIN_BACKOFF_NS
-    #: The last record of this client at any shard.
+    #: The last of the records that it waits for, at any shard.
     last: RecordId
     #: The record of each open request, by request number.
     open: dict[int, RecordId] = msgspec.field(default_factory=dict)
@@ -73,7 +73,9 @@ class Syncs(PendingRequests[PendingSync]):
         because a reply of an older view may arrive late. A reply about a later view does not count
         for a record of an earlier one: that view may have lost its end.
         """
-        window = self._windows[rid.shard]
+        window = self._windows.get(rid.shard)
+        if window is None:  # It is another client's record.
+            return
         highest_gsns, synced = window.highest_gsns, window.synced_gsns
         synced.add(rid.gsn)
         durable = [view for view, gsn in highest_gsns.items() if gsn in synced]
@@ -83,14 +85,16 @@ class Syncs(PendingRequests[PendingSync]):
 
     def _forget_lost(self, rid: RecordId) -> None:
         """Forget a lost record after its error was raised."""
-        window = self._windows[rid.shard]
+        window = self._windows.get(rid.shard)
+        if window is None:
+            return
         for view in [view for view, gsn in window.highest_gsns.items() if gsn == rid.gsn]:
             window.note_lost(view)
         self._context.has_losses = True
 
     def start(self, call: int, request: SyncRequest) -> None:
         """Start a call."""
-        unsynced = self._unsynced
+        unsynced = list({*self._unsynced, *request.others})
         if not unsynced:
             self._context.complete(call, RID_GENESIS)
             return

@@ -65,7 +65,7 @@ def test_a_round_moves_live_values_writes_a_checkpoint_and_trims() -> None:
     assert restarted.restored >= log.first
 
 
-def test_the_order_is_begun_moved_done_synced_trimmed() -> None:
+def test_the_order_is_begun_moved_synced_done_synced_trimmed() -> None:
     log, rng = FakeLog(seed=2), random.Random(2)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
@@ -87,11 +87,12 @@ def test_the_order_is_begun_moved_done_synced_trimmed() -> None:
         "CheckpointBegun",
         "Moved",
         "CheckpointPart",
+        "SyncRequest",
         "CheckpointDone",
         "SyncRequest",
         "TrimRequest",
     ]
-    rounds = [kinds[at : at + 6] for at in range(len(kinds)) if kinds[at] == "CheckpointBegun"]
+    rounds = [kinds[at : at + 7] for at in range(len(kinds)) if kinds[at] == "CheckpointBegun"]
     trimming = [each for each in rounds if "TrimRequest" in each]
     assert trimming
     assert all(each == [step for step in steps if step in each] for each in trimming)

@@ -16,6 +16,7 @@ from logdb.records import (
     CheckpointPart,
     decode,
     encode,
+    is_done,
 )
 from tests.properties import examples
 from tests.unit.logdb.cleaner.rounds import (
@@ -41,6 +42,8 @@ from ziplog.errors import ZiplogError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
+
+_LAST_STEPS = (SyncRequest, TrimRequest)
 
 # --- crashes ---
 
@@ -176,6 +179,58 @@ def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
     run(second, oracle, 200)
     assert log.first == records(log, CheckpointDone)[-1].trim
     restart(log, oracle, "three")
+
+
+def test_a_checkpoint_that_lost_a_part_trims_nothing_after_a_restart() -> None:
+    """All servers of a shard lost their memory after the round, before its records were synced."""
+    log, rng = FakeLog(seed=16), random.Random(16)
+    oracle, small = Oracle(log), Small(log, "one")
+    overwrite(oracle, rng, 120)
+    log.faults.append(fail(TrimRequest, SILENT_OUT, times=99))
+    run(small, oracle, 300)
+    (done,) = records(log, CheckpointDone)
+    assert done.trim > 1
+    log.forget(done.parts[0].gsn)
+    log.faults.clear()
+    second = restart(log, oracle, "two")
+    assert second.restored == 0
+    second.now += SMALL.retry_ns
+    run(second, oracle, 200)
+    assert log.first == 1, "what only a damaged checkpoint allows was trimmed"
+    restart(log, oracle, "three")
+
+
+def test_a_restart_trims_once_the_end_of_its_checkpoint_is_on_stable_storage() -> None:
+    log, rng = FakeLog(seed=16), random.Random(16)
+    oracle, small = Oracle(log), Small(log, "one")
+    overwrite(oracle, rng, 120)
+    log.faults.append(fail(TrimRequest, SILENT_OUT, times=99))
+    run(small, oracle, 300)
+    done = max(rid for rid in map(log.owner, log.gsns) if is_done(log.records[rid.gsn].payload))
+    log.faults.clear()
+    second = restart(log, oracle, "two")
+    second.now += SMALL.retry_ns
+    run(second, oracle, 200)
+    sync, trim = [each for each in second.core.requests if isinstance(each, _LAST_STEPS)]
+    assert isinstance(sync, SyncRequest)
+    assert isinstance(trim, TrimRequest)
+    assert sync.others == (done,)
+
+
+def test_a_checkpoint_is_completed_once_all_it_needs_is_on_stable_storage() -> None:
+    """Its position is the record of another client, perhaps at another shard."""
+    log, rng = FakeLog(seed=16), random.Random(16)
+    oracle, small = Oracle(log), Small(log, "one")
+    overwrite(oracle, rng, 120)
+    log.faults.append(fail(SyncRequest, UNAVAILABLE, times=1))
+    run(small, oracle, 300)
+    assert not records(log, CheckpointDone)
+    small.now += SMALL.retry_ns
+    run(small, oracle, 300)
+    first, second, third = (each for each in small.core.requests if isinstance(each, SyncRequest))
+    (done,) = records(log, CheckpointDone)
+    assert first.others != second.others == (done.position,)
+    assert [done] == [decode(log.records[rid.gsn].payload) for rid in third.others]
 
 
 # --- several coordinators ---

@@ -65,6 +65,21 @@ def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
     assert harness.answers[call] == RecordId(8, 1)
 
 
+def test_sync_also_waits_for_given_records_of_other_clients() -> None:
+    harness = connected()
+    call = harness.call(SyncRequest(harness.until(), (RecordId(5, 0), RecordId(8, 1))))
+    first, second = (message for _, message in harness.take(wire.Sync))
+    assert {first.gsn, second.gsn} == {5, 8}
+    harness.give(synced(first, first.gsn + 1))
+    assert call not in harness.answers
+    detail = "it was lost"
+    refused = wire.Refused(CLUSTER, second.shard, 1, 0, second.request, "no-such-position", detail)
+    harness.give(refused)
+    assert isinstance(harness.answers[call], NoSuchRecordError)
+    call = harness.call(SyncRequest(harness.until()))
+    assert harness.answers[call] == RID_GENESIS
+
+
 def test_sync_is_retried_with_growing_backoff_and_at_once_in_a_new_view() -> None:
     harness = with_records()
     call = harness.call(SyncRequest(harness.until(30 * S)))

@@ -159,6 +159,8 @@ class SqlTarget:
         #: It fills the table `records`, which it creates.
         self._has_own_table: Final = has_own_table
         self._connection: Connection | None = None
+        #: A savepoint shows whether `apply` has committed.
+        self._has_savepoints = dialect.is_known
 
     def open(self, task: Task) -> Opened:
         """Store the task's term, and return the stored position; connect if need be.
@@ -326,6 +328,7 @@ class SqlTarget:
         if is_kept:
             self._execute(cursor, tables.DELETE_PROBE, tables.PROBE[:1])
         connection.commit()
+        self._has_savepoints = self._finds_ended_savepoints(connection, cursor)
         cursor.close()
         if is_kept:
             problem = "a rollback does not take back what the connection did: it commits by itself"
@@ -334,6 +337,21 @@ class SqlTarget:
         if changed != 1:
             allowed = "the number of changed rows"
             raise ConfigError("rowcount of the driver's cursors", changed, allowed)
+
+    def _finds_ended_savepoints(self, connection: Connection, cursor: Cursor) -> bool:
+        """Whether the database has savepoints, and refuses to release one that has ended."""
+        try:
+            self._execute(cursor, tables.MOVE_PROBE, tables.PROBE[:1])  # A transaction begins.
+            cursor.execute(tables.SAVEPOINT)
+            cursor.execute(tables.RELEASE)
+        except Exception as error:
+            if not _is_of_database(error):
+                raise
+            return False
+        else:
+            return not _succeeds(cursor, tables.RELEASE)
+        finally:
+            connection.rollback()
 
     # --- F ---
 
@@ -452,6 +470,8 @@ class SqlTarget:
         self._move(cursor, batch)
         if self._apply is None or not batch.records:
             return
+        if self._has_savepoints:
+            cursor.execute(tables.SAVEPOINT)
         try:
             self._apply(cursor, batch.records)
         except Exception as error:
@@ -467,6 +487,8 @@ class SqlTarget:
             is_whole = row is not None and row.position == batch.stop
         if not is_whole:
             raise _transaction_error()
+        if self._has_savepoints:
+            cursor.execute(tables.RELEASE)  # If it fails, `_apply_or_undo` looks for the reason.
 
 
 def _transaction_error() -> ConfigError:
@@ -516,6 +538,16 @@ def _count(cursor: Cursor, table: str) -> None:
 
 def _execute(cursor: Cursor, sql: str) -> None:
     cursor.execute(sql)
+
+
+def _succeeds(cursor: Cursor, sql: str) -> bool:
+    try:
+        cursor.execute(sql)
+    except Exception as error:
+        if not _is_of_database(error):
+            raise
+        return False
+    return True
 
 
 def _rows(statement: Statement, records: Sequence[Record]) -> Sequence[Row]:

@@ -55,6 +55,9 @@ KEEP: Final = (
     "INSERT INTO ziplog_dead (player, target, gsn, shard, {key}, payload, timestamp_us, why)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
+#: A commit ends it, so its release fails if `apply` has committed.
+SAVEPOINT: Final = "SAVEPOINT ziplog_apply"
+RELEASE: Final = "RELEASE SAVEPOINT ziplog_apply"
 #: A row that no task has, to test a connection with.
 PROBE: Final = ("-", "-", 0, 0, 0, 0, 0, 0, 0)
 MOVE_PROBE: Final = "UPDATE ziplog_position SET position = position + 1 WHERE player = ?"

@@ -226,6 +226,24 @@ def test_apply_that_commits_and_then_fails_fails_the_task(
         target.deliver(batch(of, 1, 4))
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_apply_that_commits_and_returns_fails_the_task(database: Database, goes_on: bool) -> None:
+    """A crash between its commit and the end of `apply` would lose the effects after it."""
+
+    def apply(cursor: Any, _: Any) -> None:
+        cursor.execute("INSERT INTO events VALUES (1, 'applied')")
+        cursor.connection.commit()
+        if goes_on:
+            cursor.execute("SAVEPOINT other")
+            cursor.execute("INSERT INTO events VALUES (2, 'applied')")
+
+    target, of = database.target(apply=apply), task(1)
+    target.open(of)
+    with pytest.raises(ConfigError, match="`apply` ended the transaction"):
+        target.deliver(batch(of, 1, 4))
+    assert (database.position(), database.gsns()) == (4, [1])
+
+
 def test_emptied_database_fails_the_task_until_a_seek(database: Database) -> None:
     opened(database)
     database.run("DELETE FROM ziplog_position")

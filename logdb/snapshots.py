@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 IDLE_NS: Final = 60 * 10**9
 #: Maximum former entries of all snapshots, and of a cursor.
 MAX_ENTRIES: Final = 1_000_000
+#: Maximum bytes of these entries with their keys, and the approximate bytes of one without its key.
+MAX_BYTES: Final = 256 * 1024 * 1024
+_ENTRY_BYTES: Final = 200
 #: Maximum distinct states.
 MAX_VERSIONS: Final = 1_000
 
@@ -38,6 +41,8 @@ class _SnapshotVersion:
 
     def __init__(self, older: _SnapshotVersion | None) -> None:
         self.former: dict[bytes, Entry | None] = {}
+        #: Approximate bytes of `former`.
+        self.bytes = 0
         self.older = older
         self.newer: _SnapshotVersion | None = None
         #: The numbers of the snapshots of this state.
@@ -53,6 +58,7 @@ class Snapshots:
         *,
         idle_ns: int = IDLE_NS,
         max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
         max_versions: int = MAX_VERSIONS,
     ) -> None:
         """Start without snapshots.
@@ -61,12 +67,14 @@ class Snapshots:
             state: the present state.
             idle_ns: time without a read after which a snapshot expires, in nanoseconds.
             max_entries: former entries kept; beyond it, the oldest snapshot expires.
+            max_bytes: approximate bytes of former entries kept; likewise.
             max_versions: distinct states kept; beyond it, the oldest snapshot expires.
 
         """
         self._state: Final = state
         self._idle_ns: Final = idle_ns
         self._max_entries: Final = max_entries
+        self._max_bytes: Final = max_bytes
         self._max_versions: Final = max_versions
         #: Each snapshot's state and last use, in the order of use.
         self._held: Final[OrderedDict[int, tuple[_SnapshotVersion, int]]] = OrderedDict()
@@ -76,8 +84,8 @@ class Snapshots:
         #: Keys of snapshots that may be absent in the present state.
         self._deleted_keys: Any = SortedList()
         self._last = 0
-        #: Number of former entries.
-        self.entries = 0
+        #: Number of former entries, and their approximate bytes.
+        self.entries = self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -154,6 +162,9 @@ class Snapshots:
             version = version.newer
         assert len(versions) == self._version_count <= self._max_versions
         assert sum(len(version.former) for version in versions) == self.entries <= self._max_entries
+        for version in versions:
+            assert version.bytes == sum(map(_bytes_of, version.former))
+        assert sum(version.bytes for version in versions) == self.bytes <= self._max_bytes
         assert bool(versions) == (self._on_change in self._state.on_change)
         assert versions or not len(self._deleted_keys), "deleted keys are kept without a snapshot"
         get = self._state.versions.get
@@ -209,8 +220,11 @@ class Snapshots:
         if key in newest.former:
             return
         newest.former[key] = former
+        size = _bytes_of(key)
+        newest.bytes += size
+        self.bytes += size
         self.entries += 1
-        while self.entries > self._max_entries:
+        while self.entries > self._max_entries or self.bytes > self._max_bytes:
             self._expire_oldest()
 
     def _expire_oldest(self) -> None:
@@ -222,12 +236,16 @@ class Snapshots:
         """Remove a state; the next older one takes over its entries."""
         older, newer = version.older, version.newer
         self.entries -= len(version.former)
+        self.bytes -= version.bytes
         if older is None:
             self._oldest = newer
         else:
             self.entries -= len(older.former)
-            older.former = _merge(older.former, version.former)
+            older.former, dropped = _merge(older.former, version.former)
             self.entries += len(older.former)
+            kept = version.bytes - dropped
+            older.bytes += kept
+            self.bytes += kept
             older.newer = newer
         if newer is None:
             self._newest = older
@@ -258,17 +276,23 @@ class SnapshotCursor:
     entries of its state, with the places of that moment. It must be closed.
     """
 
-    def __init__(self, state: State, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(
+        self, state: State, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES
+    ) -> None:
         """Start at the present state.
 
         Args:
             state: the state to read.
             max_entries: the cursor fails if more keys change after its position.
+            max_bytes: the cursor fails if the former entries of these keys have more bytes.
 
         """
         self._state: Final = state
         self._max_entries: Final = max_entries
+        self._max_bytes: Final = max_bytes
         self._former: Final[dict[bytes, Entry | None]] = {}
+        #: Approximate bytes of `_former`.
+        self._bytes = 0
         #: The keys of `_former` that existed and are absent now.
         self._deleted_keys: Final[Any] = SortedList()
         #: The last key that was returned; None: at the beginning.
@@ -288,7 +312,8 @@ class SnapshotCursor:
         """
         if self._failed:
             raise UnavailableError(
-                f"more than {self._max_entries:,} keys changed while a checkpoint was written"
+                f"more than {self._max_entries:,} keys changed while a checkpoint was written, or"
+                f" their former entries take more than {self._max_bytes:,} bytes"
             )
         versions, former, passed = self._state.versions, self._former, self._passed
         start, is_inside = passed or b"", passed is None
@@ -299,7 +324,11 @@ class SnapshotCursor:
         keys = list(islice(found, count))
         rows = []
         for key in keys:
-            entry = former.pop(key) if key in former else versions.get(key)
+            if key in former:
+                self._bytes -= _bytes_of(key)
+                entry = former.pop(key)
+            else:
+                entry = versions.get(key)
             if entry is not None:
                 rows.append((key, entry))
         if keys:
@@ -322,7 +351,8 @@ class SnapshotCursor:
         if self._passed is not None and key <= self._passed:
             return
         if key not in self._former:
-            if len(self._former) == self._max_entries:
+            self._bytes += _bytes_of(key)
+            if len(self._former) == self._max_entries or self._bytes > self._max_bytes:
                 self._failed = True
                 self.close()
                 return
@@ -340,11 +370,20 @@ def merge_sorted(first: Iterator[bytes], second: Iterator[bytes]) -> Iterator[by
 
 def _merge(
     older: dict[bytes, Entry | None], newer: dict[bytes, Entry | None]
-) -> dict[bytes, Entry | None]:
-    """Merge former entries, the older ones take precedence; costs the size of the smaller one."""
+) -> tuple[dict[bytes, Entry | None], int]:
+    """Merge former entries, the older ones take precedence; return also the bytes of the others.
+
+    It costs the size of the smaller one.
+    """
+    dropped = sum(map(_bytes_of, older.keys() & newer.keys()))
     if len(older) < len(newer):
         newer.update(older)
-        return newer
+        return newer, dropped
     for key, former in newer.items():
         older.setdefault(key, former)
-    return older
+    return older, dropped
+
+
+def _bytes_of(key: bytes) -> int:
+    """Return the approximate bytes of a key's former entry."""
+    return len(key) + _ENTRY_BYTES

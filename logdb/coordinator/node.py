@@ -306,8 +306,7 @@ class CoordinatorNode:
         pending, now = self.pending, self._calls.now
         if pending.refresh(route, message, now):
             return None
-        if pending.is_full:
-            reason = f"{len(pending):,} requests are already waiting"
+        if reason := pending.refusal(message):
             self._send(route, NotReady(self.cluster, message.request, reason))
             return None
         return pending.add(route, message, now, on_ready)

@@ -1,21 +1,26 @@
 """Requests that wait for a position, a decision or a key's change.
 
 A repeated request counts as the same request. A request that its client does not repeat in time
-expires; a watch is answered then. Invariant: at most `limit` requests wait, each only in the index
-of what it waits for. See docs/logdb.md, section 11.
+expires; a watch is answered then. Invariant: at most `limit` requests of `limit_bytes` wait, each
+only in the index of what it waits for. See docs/logdb.md, section 11.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from logdb.wire import AwaitDecision, Watch
+from logdb.wire import AwaitDecision, Get, Scan, TakeSnapshot, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 #: Maximum number of pending requests.
 MAX_PENDING: Final = 10_000
+#: Maximum bytes of pending requests, and the approximate bytes of one without what it names.
+MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
+_REQUEST_BYTES: Final = 500
+#: Approximate bytes of a key or range that a request names, without the key.
+_KEY_BYTES: Final = 150
 #: Time without a repetition after which a request expires, in nanoseconds.
 EXPIRY_NS: Final = 10_000_000_000
 
@@ -23,13 +28,15 @@ EXPIRY_NS: Final = 10_000_000_000
 class PendingRequest:
     """One pending request."""
 
-    __slots__ = ("_on_ready", "is_over", "last_received_at", "message", "route")
+    __slots__ = ("_on_ready", "is_over", "last_received_at", "message", "route", "size")
 
     def __init__(
         self, route: bytes, message: Any, now: int, on_ready: Callable[[PendingRequest], None]
     ) -> None:
         self.route: Final = route
         self.message: Final = message
+        #: Approximate bytes.
+        self.size: Final = bytes_of(message)
         #: When it was last received, in monotonic nanoseconds.
         self.last_received_at = now
         self.is_over = False
@@ -44,8 +51,11 @@ class PendingRequest:
 class PendingRequests:
     """All pending requests."""
 
-    def __init__(self, limit: int = MAX_PENDING) -> None:
+    def __init__(self, limit: int = MAX_PENDING, limit_bytes: int = MAX_PENDING_BYTES) -> None:
         self._limit: Final = limit
+        self._limit_bytes: Final = limit_bytes
+        #: Approximate bytes of all requests.
+        self.bytes = 0
         #: By route and number, ordered by the last receipt.
         self._all: Final[dict[tuple[bytes, int], PendingRequest]] = {}
         #: Each group is in the order of arrival.
@@ -57,10 +67,16 @@ class PendingRequests:
     def __len__(self) -> int:
         return len(self._all)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the limit is reached."""
-        return len(self._all) >= self._limit
+    def refusal(self, message: Any) -> str:
+        """Return why a request cannot wait; "": it can."""
+        if len(self._all) >= self._limit:
+            return f"{len(self._all):,} requests are already waiting"
+        if self.bytes + bytes_of(message) > self._limit_bytes:
+            return (
+                f"{len(self._all):,} requests are already waiting, of {self.bytes:,} bytes: with"
+                f" this one they would exceed the limit of {self._limit_bytes:,} bytes"
+            )
+        return ""
 
     def refresh(self, route: bytes, message: Any, now: int) -> bool:
         """Return whether a request is pending already; if so, restart its expiry."""
@@ -77,6 +93,7 @@ class PendingRequests:
     ) -> PendingRequest:
         """Add a request that waits for a position."""
         request = self._all[route, message.request] = PendingRequest(route, message, now, on_ready)
+        self.bytes += request.size
         return request
 
     def remove(self, request: PendingRequest) -> None:
@@ -86,6 +103,7 @@ class PendingRequests:
         request.is_over = True
         message = request.message
         del self._all[request.route, message.request]
+        self.bytes -= request.size
         if type(message) is AwaitDecision:
             _drop(self._decision_waiters, (message.session, message.number), request)
         elif type(message) is Watch:
@@ -151,11 +169,28 @@ class PendingRequests:
     def check(self) -> None:
         """Assert the invariant."""
         assert len(self._all) <= self._limit
+        assert sum(request.size for request in self._all.values()) == self.bytes
+        assert self.bytes <= self._limit_bytes
         for index in (self._decision_waiters, self._watches):
             for group in index.values():
                 assert group, "an empty group is left"
                 for request in group:
                     assert self._all[request.route, request.message.request] is request
+
+
+def bytes_of(message: Any) -> int:
+    """Return the approximate bytes of a request."""
+    kind = type(message)
+    if kind is Watch:
+        return _REQUEST_BYTES + len(message.key)
+    if kind is AwaitDecision or kind is TakeSnapshot:
+        return _REQUEST_BYTES
+    keys = [*(read.key for read in message.reads)]
+    for each in (message, *message.ranges) if kind is Scan else message.ranges:
+        keys += (each.start, each.stop or b"")
+    if kind is Get:
+        keys += message.keys
+    return _REQUEST_BYTES + sum(map(len, keys)) + _KEY_BYTES * len(keys)
 
 
 def _drop(index: dict[Any, dict[PendingRequest, None]], key: Any, request: PendingRequest) -> None:

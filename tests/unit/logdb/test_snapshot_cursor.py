@@ -89,6 +89,16 @@ def test_a_cursor_fails_after_too_many_changes() -> None:
     assert not state.on_change
 
 
+def test_a_cursor_fails_after_changes_of_too_many_bytes() -> None:
+    state = State()
+    cursor = SnapshotCursor(state, max_bytes=3_000)
+    state.apply(put(1, b"a" * 1000, b"b" * 1000))
+    state.apply(put(2, b"c" * 1000))
+    with pytest.raises(UnavailableError, match="take more than 3,000 bytes"):
+        cursor.rows(1)
+    assert not state.on_change
+
+
 def test_an_observer_that_stops_does_not_affect_others() -> None:
     state = State()
     cursor = SnapshotCursor(state, max_entries=0)

@@ -90,13 +90,15 @@ def test_a_snapshot_returns_the_state_of_its_moment(history: list[Any], seed: in
 
 
 @examples(200)
-@given(steps, st.integers(0, 2**32), st.integers(0, 6), st.integers(1, 3))
+@given(steps, st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 1500), st.integers(1, 3))
 def test_former_entries_are_bounded_and_the_oldest_snapshot_expires_first(
-    history: list[Any], seed: int, max_entries: int, max_versions: int
+    history: list[Any], seed: int, max_entries: int, max_bytes: int, max_versions: int
 ) -> None:
     rnd = random.Random(seed)
     written = History()
-    snapshots = Snapshots(written.state, max_entries=max_entries, max_versions=max_versions)
+    snapshots = Snapshots(
+        written.state, max_entries=max_entries, max_bytes=max_bytes, max_versions=max_versions
+    )
     held: dict[int, Model] = {}
     for kind, what in history:
         if rnd.random() < 0.4:
@@ -109,6 +111,18 @@ def test_former_entries_are_bounded_and_the_oldest_snapshot_expires_first(
             del held[number]
         for number, model in held.items():
             compare(written, snapshots, number, model)
+
+
+def test_long_keys_expire_the_oldest_snapshot_first() -> None:
+    state = State()
+    snapshots = Snapshots(state, max_bytes=3_000)
+    first = snapshots.take(0)
+    state.apply(put(1, b"a" * 1000, b"b" * 1000))
+    second = snapshots.take(0)
+    state.apply(put(2, b"c" * 1000))
+    assert is_gone(snapshots, first)
+    assert not is_gone(snapshots, second)
+    snapshots.check()
 
 
 def is_gone(snapshots: Snapshots, number: int) -> bool:

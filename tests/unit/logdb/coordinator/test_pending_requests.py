@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from logdb import wire
 from logdb.coordinator.pending_requests import EXPIRY_NS, PendingRequest, PendingRequests
+from logdb.records import KeyRead, RangeRead
 
 ROUTES = (b"r1", b"r2")
 KEYS = (b"a", b"b", b"c")
@@ -48,12 +49,13 @@ class Plain:
         sent = message(kind, request, what)
         known = [w for w in self.all if (w.route, w.message.request) == (route, request)]
         assert self.pending.refresh(route, sent, self.now) == bool(known)
-        assert self.pending.is_full == (len(self.all) >= LIMIT)
+        is_full = bool(self.pending.refusal(sent))
+        assert is_full == (len(self.all) >= LIMIT)
         if known:
             self.all.remove(known[0])
             self.all.append(known[0])
             assert known[0].last_received_at == self.now
-        elif not self.pending.is_full:
+        elif not is_full:
             added = self.pending.add(route, sent, self.now, self.resumed.append)
             self.all.append(added)
             if kind == "ask":
@@ -124,6 +126,26 @@ def test_all_watched_keys_may_have_changed() -> None:
         pending.wait_for_change(request)
     pending.mark_all_changed()
     assert set(pending.pop_changed()) == set(made)
+
+
+def test_the_bytes_of_waiting_requests_are_bounded() -> None:
+    """A request may name 10,000 keys, and as many reads, of a kilobyte each."""
+    pending = PendingRequests(limit_bytes=3_000_000)
+    keys, reads = [bytes(1000)] * 1000, [KeyRead(bytes(1000), 1)] * 1000
+    get = wire.Get(1, 1, keys, 0, True, [], [])
+    scan = wire.Scan(1, 2, b"", bytes(1000), 9, 0, True, reads, [])
+    validate = wire.Validate(1, 3, [], [RangeRead(bytes(1000), None, bytes(16))] * 1000)
+    waiting = [pending.add(b"r", each, 0, lambda _: None) for each in (get, scan)]
+    pending.check()
+    assert "2 requests are already waiting, of 2,30" in pending.refusal(validate)
+    assert "the limit of 3,000,000 bytes" in pending.refusal(validate)
+    assert pending.refusal(wire.AwaitDecision(1, 4, b"session1", 1)) == ""
+    assert pending.refusal(wire.TakeSnapshot(1, 5, b"session1")) == ""
+    assert pending.refusal(message("watch", 6, b"a")) == ""
+    pending.remove(waiting[0])
+    assert pending.refusal(validate) == ""
+    pending.remove(waiting[1])
+    assert pending.bytes == 0
 
 
 def test_a_repetition_restarts_the_expiry_of_its_request_only() -> None:

@@ -252,15 +252,20 @@ class OutcomeUnknownError(ZiplogError, TimeoutError):
 
 
 class RecordTooLargeError(ZiplogError, ValueError):
-    """A payload or key is larger than the cluster allows; nothing was sent."""
+    """A payload or key is larger than the cluster allows; nothing was sent.
+
+    Or records that are placed together (`what`: "unit") outnumber a shard's positions in an epoch.
+    """
 
     def __init__(
-        self, size: int, limit: int, what: str = "payload", index: int | None = None
-    ) -> None:
+        self, size: int, limit: int, what: str = "payload", index: int | None = None,
+        message: str = "",
+    ) -> None:  # fmt: skip
         self.size, self.limit, self.what = size, limit, what
         #: For a call with several records: the index of the record, from 0.
         self.index = index
-        super().__init__(f"{what} has {size} bytes; this cluster takes at most {limit}")
+        text = f"{what} has {size} bytes; this cluster takes at most {limit}"
+        super().__init__(message or text)
 
 
 class NoSuchRecordError(ZiplogError, LookupError):

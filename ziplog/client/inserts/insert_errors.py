@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ziplog.client.inserts.inflight import InflightUnit, ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.errors import ZiplogError
-    from ziplog.wire import Limits
     from ziplog.wire.inserts import RefusalCode
 
 
@@ -101,11 +100,20 @@ def deadline_error(
     return DeadlineError(why), None
 
 
-def misfit_error(unit: InflightUnit, code: RefusalCode, limits: Limits) -> ZiplogError:
+def misfit_error(unit: InflightUnit, code: RefusalCode, routing: Routing) -> ZiplogError:
     """Return the error of a call that is too large, or whose `after` does not exist."""
-    message = unit.message
+    message, lease = unit.message, routing.lease
     if code == "too-large":
-        return RecordTooLargeError(len(message.body), limits.max_payload_bytes)
+        shard, count, slots = message.shard, message.count, message.count
+        if lease is not None and lease.view_of(shard) is not None:
+            slots = lease.schedule.slot_from(shard, lease.epoch_size)
+        if slots >= count:
+            return RecordTooLargeError(len(message.body), routing.limits.max_payload_bytes)
+        text = (
+            f"{count} records are placed together, but an epoch has {slots} positions of"
+            f" {routing.describe(shard)}: insert fewer records in one call"
+        )
+        return RecordTooLargeError(count, slots, "unit", message=text)
     after = unit.call.request.after if unit.call else RecordId(message.after, message.shard)
     return NoSuchRecordError(after, "no shard owns that position yet")
 

@@ -299,7 +299,7 @@ class Inserts:
         if unit.acks or (is_too_large and 0 not in unit.too_large):
             self._context.set_timer(unit.retransmit_soon(now))
             return
-        error = insert_errors.misfit_error(unit, refused.code, self._routing.limits)
+        error = insert_errors.misfit_error(unit, refused.code, self._routing)
         if len(unit.too_large) == unit.replicas if is_too_large else unit.copies == 1:
             self._reject(window, unit, error)
         else:

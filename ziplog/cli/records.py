@@ -66,6 +66,7 @@ Shard = Annotated[
     int | None,
     typer.Option(
         "--shard",
+        min=0,
         metavar="N",
         help="Insert at this shard.",
         autocompletion=known_names.shards,

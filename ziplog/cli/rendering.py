@@ -102,16 +102,19 @@ def formatted(pattern: str) -> Callable[[Record], bytes]:
     r"""Return the renderer of a format: %r, %g, %s, %e, %T, %k, %v, %%, and \n, \t.
 
     Raises:
-        ConfigError: there is no such field.
+        ConfigError: there is no such field, or the format has none.
 
     """
+    names = ", ".join(f"%{name}" for name in _FIELDS)
     parts: list[str | Callable[[Record], str]] = []
     for field, escape, text in _FORMAT.findall(pattern):
         if not (escape or text) and field not in _FIELDS:
-            names = ", ".join(f"%{name}" for name in _FIELDS)
             sentence = f"--format has no field '%{field}'; its fields are {names}"
             raise ConfigError("--format", pattern, f"text with {names}", message=sentence)
         parts.append(text or _ESCAPES.get(escape) or _FIELDS[field])
+    if not {field for field, *_ in _FORMAT.findall(pattern)} & (_FIELDS.keys() - {"%"}):
+        sentence = f"--format {pattern!r} has no field; its fields are {names}"
+        raise ConfigError("--format", pattern, f"text with {names}", message=sentence)
 
     def render(record: Record) -> bytes:
         line = "".join(part if isinstance(part, str) else part(record) for part in parts)

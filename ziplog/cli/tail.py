@@ -54,6 +54,7 @@ Shards = Annotated[
     list[int] | None,
     typer.Option(
         "--shard",
+        min=0,
         metavar="N",
         help="Only this shard's records; may be repeated.",
         autocompletion=known_names.shards,

@@ -78,6 +78,22 @@ def test_a_format_keeps_bytes_that_are_no_utf8(log: FakeLog) -> None:
     assert done.stdout_bytes == b"\xff \\xfe\n"
 
 
+@pytest.mark.parametrize("pattern", ["{nope}", "", "100%%", r"\t", "%q", "%"])
+def test_a_format_without_a_known_field_is_a_usage_error(log: FakeLog, pattern: str) -> None:
+    done = run("tail", "--format", pattern)
+    assert done.exit_code == 2
+    assert "its fields are %r, %g, %s, %e, %T, %k, %v, %%" in done.stderr
+    assert not log.calls
+
+
+@pytest.mark.parametrize("verb", ["tail", "insert", "append"])
+def test_a_negative_shard_is_a_usage_error_that_names_the_option(log: FakeLog, verb: str) -> None:
+    done = run(verb, "--shard", "-1")
+    assert done.exit_code == 2
+    assert "Invalid value for '--shard'" in done.stderr
+    assert not log.calls
+
+
 def test_follow_stops_at_its_end_although_no_record_comes_after_it(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

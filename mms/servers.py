@@ -351,7 +351,7 @@ class FailureHandlers:
             "name": node.name,
             "endpoint": node.endpoint,
             "region": node.region or "",
-            "pid": heartbeat.pid if heartbeat is not None else None,
+            "pid": heartbeat.pid if heartbeat is not None and state != "down" else None,
             "state": state,
             "leader": heartbeat is not None and heartbeat.leader and state != "down",
             "heartbeat_age_ms": silence // NS_PER_MS if heartbeat is not None else None,

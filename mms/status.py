@@ -320,14 +320,15 @@ def _shard(placement: Placement, state: ClusterState, servers: Servers, now: int
 
 
 def _replica(server: Server, replica: Replica, now: int) -> dict[str, Any]:
-    heartbeat = server.heartbeat
+    heartbeat, state = server.heartbeat, server.state(now)
     return {
         "name": server.name,
         "endpoint": replica.endpoint,
         "region": replica.region,
         "role": "primary" if server.index == 0 else "backup",
-        "pid": heartbeat.pid if heartbeat is not None else None,
-        "state": server.state(now),
+        # The process of a server that is down is dead, or another program has its number by now.
+        "pid": heartbeat.pid if heartbeat is not None and state != "down" else None,
+        "state": state,
         "heartbeat_age_ms": server.heartbeat_age_ms(now),
         "full": server.full or None,
         "version": (heartbeat.version or None) if heartbeat is not None else None,

@@ -150,9 +150,9 @@ class Cluster:
             if bool(self.config.failure_handlers) if supervise is None else supervise:
                 self._supervisor_thread = SupervisorThread(self._supervisor)
         except BaseException:
+            if is_new:  # The lock keeps another cluster from starting there meanwhile.
+                self._supervisor.stop(on_stopped=lambda: _remove_files(directory, self.nodes))
             self.stop()
-            if is_new:
-                _remove_files(directory, self.nodes)
             raise
 
     def _refuse_lower_level(self) -> None:

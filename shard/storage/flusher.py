@@ -414,7 +414,10 @@ class Flusher:
                 f"the system does not open the next file ({refusal}); raise the limit of open files"
                 " (ulimit -n), or close idle connections"
             )
+        # The text stays while the store is full, so it has no number that changes meanwhile.
+        if refusal is not None and free_bytes >= self.reserve_bytes:
+            return f"the system takes no more bytes ({refusal}); free space, or raise the quota"
         return (
-            f"{free_bytes / _MIB:.1f} MiB free, the limit is {self.reserve_bytes / _MIB:.1f} MiB"
+            f"less than {self.reserve_bytes / _MIB:.1f} MiB free, which is the limit"
             " (disk_reserve_bytes); free space or lower it"
         )

@@ -21,6 +21,7 @@ import logdb
 import ziplog
 from tests.integration.ports import consecutive_ports
 from tests.waiting import wait_until
+from ziplog import local
 from ziplog.config import load
 from ziplog.deploy.supervisor import running_pid
 from ziplog.errors import ConfigError, UnavailableError
@@ -147,14 +148,23 @@ def test_without_a_failure_handler_a_killed_server_stays_dead_and_then_in_limbo(
         assert not cluster.dead()
 
 
-def test_a_port_in_use_is_reported_and_no_process_is_left(tmp_path: Path) -> None:
-    port = some_port()
+def test_a_port_in_use_is_reported_and_no_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, remove, holders = some_port(), local._remove_files, []
+
+    def note(directory: Path, nodes: list[str]) -> None:
+        holders.append(running_pid(directory))
+        remove(directory, nodes)
+
+    monkeypatch.setattr(local, "_remove_files", note)
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(UnavailableError, match=f"mms-0: port {port} .* in use by another program"),
     ):
         Cluster(tmp_path, shards=1, port=port)
     assert running_pid(tmp_path) is None
+    assert holders == [os.getpid()], "files are removed while the directory is locked"
     # The next attempt is not bound to the ports of the one that failed.
     with Cluster(tmp_path, shards=1) as cluster:
         assert port not in [node.port for node in cluster.config.nodes]

@@ -115,7 +115,8 @@ class RollingRestart:
         self._await(self._obstacle, deadline, f"{name} is not restarted")
         former = self._process(name)
         if former is not None:
-            os.kill(former, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # It has just died by itself.
+                os.kill(former, signal.SIGTERM)
         self._await(lambda: self._obstacle(name, former), deadline, f"{name} was restarted")
 
     def _await(self, problem: Callable[[], str], deadline: float, what: str) -> None:

@@ -28,7 +28,7 @@ from ziplog.runtime.child_processes import python, spawn
 from ziplog.segments.identity import IDENTITY_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -253,8 +253,14 @@ class Supervisor:
                 if node_logs.rotate(path, log.file_bytes, log.files):
                     self._log_starts[name] = 0
 
-    def stop(self, timeout_s: float = 10.0) -> list[str]:
+    def stop(
+        self, timeout_s: float = 10.0, on_stopped: Callable[[], object] | None = None
+    ) -> list[str]:
         """Stop all processes and release the directory. Idempotent; does nothing in a forked child.
+
+        Args:
+            timeout_s: time limit of the processes, in seconds.
+            on_stopped: called while the directory is still locked, and no process runs any more.
 
         Returns:
             The names of the processes that had to be killed, `timeout_s` after their SIGTERM.
@@ -265,6 +271,8 @@ class Supervisor:
         with self._guard:
             killed = self._stop_all(timeout_s)
             if self._lock is not None:
+                if on_stopped is not None:
+                    on_stopped()
                 os.ftruncate(self._lock, 0)
                 # A forked child may still have the descriptor; the lock ends all the same.
                 fcntl.flock(self._lock, fcntl.LOCK_UN)

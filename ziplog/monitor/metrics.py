@@ -144,8 +144,8 @@ def _positions(document: dict[str, Any]) -> Iterator[Family]:
     for loss in document["losses"]:
         losses[loss["shard"]] = losses.get(loss["shard"], 0) + loss["stop"] - loss["start"]
     yield Family(
-        "ziplog_possible_loss_positions_total", "counter",
-        "Positions whose records may have been lost in a recovery.",
+        "ziplog_possible_loss_positions_total", "gauge",
+        "Positions whose records may have been lost in a recovery, until they are trimmed.",
         [({"shard": shard}, count) for shard, count in losses.items()],
     )  # fmt: skip
 

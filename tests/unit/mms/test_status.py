@@ -89,6 +89,8 @@ def test_nothing_of_the_past_is_reported_as_present() -> None:
     assert reported == {"mms-0"}
     states = {node["state"] for node in nodes_of(after) if node["name"] != "mms-0"}
     assert states == {"down"}
+    pids = {node["name"]: node["pid"] for node in nodes_of(after) if node["pid"] is not None}
+    assert pids == {"mms-0": 1}, "the number of a dead process may be another program's"
 
 
 def test_live_shard_has_no_obstacle_of_an_older_heartbeat() -> None:

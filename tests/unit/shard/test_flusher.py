@@ -310,15 +310,17 @@ def test_below_the_reserve_it_is_full_and_goes_on_writing(
 
     def statvfs(path: Any) -> os.statvfs_result:
         fields = list(real(path))
-        fields[1], fields[4] = 100, free["blocks"]  # f_frsize, f_bavail
+        fields[1], fields[4] = 100_000, free["blocks"]  # f_frsize, f_bavail
         return os.statvfs_result(fields)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(flusher, "_FULL_RETRY_S", 0.001)
     events = Events()
-    store = opened(reserve_bytes=8_000)
+    store = opened(reserve_bytes=8_000_000)
     store.start(events)
-    assert events.wait_for_full().startswith("0.0 MiB free, the limit is 0.0 MiB"), "at the start"
+    assert events.wait_for_full() == (
+        "less than 7.6 MiB free, which is the limit (disk_reserve_bytes); free space or lower it"
+    ), "at the start"
     store.append(place(1, [1]))
     assert store.flush()
     store.append(place(2, [2]))

@@ -137,6 +137,7 @@ def test_the_metrics_of_a_cluster() -> None:
         f"ziplog_tail_position {2**60}",
         "ziplog_unfinalized_seconds 10",
         'ziplog_shard_open_seconds{shard="3"} 10',
+        "# TYPE ziplog_possible_loss_positions_total gauge",
         'ziplog_possible_loss_positions_total{shard="3"} 4',
         'ziplog_shard_state{shard="3",state="live"} 1',
         'ziplog_shard_state{shard="3",state="recovering"} 0',
@@ -176,6 +177,9 @@ def test_every_line_has_the_format_and_every_metric_a_type(media: str) -> None:
         if found := re.fullmatch(r"# TYPE (\w+) (gauge|counter|histogram)", line):
             assert found[1] not in typed
             typed[found[1]] = found[2]
+            if found[1] == "ziplog_possible_loss_positions_total":  # It falls with a trim.
+                assert found[2] == "gauge"
+                continue
             assert (found[2] == "counter" and not is_open) is found[1].endswith("_total")
         elif not line.startswith("# HELP"):
             sample = re.fullmatch(r'(\w+)(\{(\w+="([^"\\]|\\.)*",?)+\})? -?[0-9.e+-]+', line)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ziplog.deploy.rolling_restart import obstacle, order
+from ziplog.deploy import rolling_restart
+from ziplog.deploy.rolling_restart import RollingRestart, obstacle, order
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def node(name: str, **fields: Any) -> dict[str, Any]:
@@ -54,3 +58,34 @@ def test_a_stopped_server_of_a_shard_that_is_over_holds_up_nothing() -> None:
     found["shards"][1]["replicas"][0]["state"] = "down"
     assert obstacle(found) == ""
     assert order(found) == ["b", "a", "d", "f1", "f0", "m1", "m2", "m0"], "the other one runs"
+
+
+def test_a_node_that_dies_before_its_sigterm_is_restarted_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor starts it again, as it does after a SIGTERM."""
+
+    class Log:
+        """A client that knows a cluster which is well."""
+
+        def cluster(self, **_: Any) -> dict[str, Any]:
+            found = status()
+            for each in (*found["mms"], *found["failure_handlers"]):
+                each["pid"] = None
+            for shard in found["shards"]:
+                for each in shard["replicas"]:
+                    each["pid"] = None
+            return found
+
+    processes = iter([2**30, 7, 7])
+
+    def kill(pid: int, _: int) -> None:
+        raise ProcessLookupError(pid)
+
+    monkeypatch.setattr(rolling_restart, "running_pid", lambda _: 1)
+    monkeypatch.setattr(RollingRestart, "_process", lambda *_: next(processes))
+    monkeypatch.setattr("os.kill", kill)
+    log: Any = Log()
+    done: list[str] = []
+    RollingRestart(tmp_path, log, 1.0).run(["b"], lambda name, _: done.append(name))
+    assert done == ["b"]

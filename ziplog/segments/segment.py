@@ -223,10 +223,16 @@ class Segment:
         after it is a torn write: `size` ends before it, and the rest counts as never written.
         """
         self.clear()
-        every = list(walk(data, self.salt))
-        flushed = max(flushed, self._flushed_entry(every))
+        if not self.is_counted:
+            flushed = max(flushed, self._begin_uncounted(walk(data, self.salt)))
         good = placed = self.last_fseq
-        for found in every:
+        is_all = False  # `flushed` takes all headers into account.
+        # One header at a time: all of them take several times the memory of the file.
+        for found in walk(data, self.salt):
+            flushed = max(flushed, found.flushed)
+            if not found.is_whole and good >= flushed and not is_all:
+                rest = walk(data, self.salt, found.stop)
+                flushed, is_all = max(flushed, max((f.flushed for f in rest), default=0)), True
             if not found.is_whole and good >= flushed:
                 break
             if found.is_numbered:
@@ -247,16 +253,20 @@ class Segment:
         self.is_torn = bool(self.holes) and self.holes[-1][1] > placed
         self.flushed = self.size
 
-    def _flushed_entry(self, every: list[DecodedHeader]) -> int:
-        """Return the last entry that was on stable storage, according to the headers."""
-        if self.is_counted:
-            return max((found.flushed for found in every), default=0)
-        # The first format does not record it: count all entries before a whole one as flushed.
-        numbered = [found for found in every if found.is_numbered]
+    def _begin_uncounted(self, every: Iterable[DecodedHeader]) -> int:
+        """Set the start of a file of the first format; return its last entry on stable storage.
+
+        Headers of that format do not record it: all entries before a whole one count as flushed.
+        """
+        first = last = 0
+        for found in every:
+            if found.is_numbered:
+                first = first or found.fseq
+                last = max(last, found.fseq) if found.is_whole else last
         if not self.base_fseq:
-            self.base_fseq = numbered[0].fseq if numbered else 1
+            self.base_fseq = first or 1
             self.last_fseq = self.base_fseq - 1
-        return max((found.fseq for found in numbered if found.is_whole), default=0)
+        return last
 
     def _index_entry(self, found: DecodedHeader) -> None:
         """Index an entry with a number, which begins at `size`."""

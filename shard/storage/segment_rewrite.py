@@ -1,8 +1,9 @@
 """Finds unreadable entries in segment files, and rewrites a file with copies of them.
 
 A file is never changed in place: a new one, with all readable entries and the given copies,
-atomically replaces it. Rule: the copies must fit between the readable entries by number, position
-and view; readable entries stay unchanged (docs/protocol.md, section 10).
+atomically replaces it. Rules: the copies must fit between the readable entries by number, position
+and view; readable entries stay unchanged. A read error may pass: what it hides is left out only if
+a former attempt could not read it either (docs/protocol.md, section 10).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ziplog.core.entries import Place
-from ziplog.segments.entry import unreadable
+from ziplog.segments.entry import BusyError, unreadable
 from ziplog.segments.entry_codec import (
     DAMAGED,
     EXPIRE,
@@ -23,7 +24,7 @@ from ziplog.segments.entry_codec import (
     view_of,
     walk,
 )
-from ziplog.segments.segment import read_file
+from ziplog.segments.segment import read_with_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -78,7 +79,12 @@ def readable_entries(directory: Path, segment: Segment) -> Iterator[tuple[bytes,
 
 
 def rewrite_segment(
-    directory: Path, segment: Segment, entries: list[Entry], end: int, limit: int
+    directory: Path,
+    segment: Segment,
+    entries: list[Entry],
+    end: int,
+    limit: int,
+    hidden: set[int],
 ) -> bytes | None:
     """Return a segment's contents with the missing `entries` added; None if they do not fit.
 
@@ -88,8 +94,10 @@ def rewrite_segment(
         entries: `Place` with its body, `Skip` or `Expire`, numbered without a gap.
         end: the number of the first entry of the next segment.
         limit: all positions of the segment are below this one.
+        hidden: the other entries that read errors hid in former attempts; it is updated.
 
     Raises:
+        BusyError: a read error hides further entries now; nothing has changed.
         UnreadableError: the file cannot be read.
 
     """
@@ -97,12 +105,20 @@ def rewrite_segment(
     is_a_run = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     if not is_a_run or numbers[0] < segment.base_fseq or numbers[-1] >= end:
         return None
-    data = _contents(directory, segment)
+    data, has_errors = _read(directory, segment)
     readable = {
         found.fseq: found
         for found in walk(data, segment.salt)
         if found.is_numbered and found.is_whole
     }
+    if has_errors:
+        lost = set(range(segment.base_fseq, end)) - readable.keys() - set(numbers)
+        further = lost - hidden
+        hidden |= lost
+        if further:
+            raise BusyError(
+                f"{segment.name}: the disk cannot read entry {min(further)} now, either"
+            )
     added = {entry.fseq: entry for entry in entries if entry.fseq not in readable}
     same = (
         decode(data, readable[e.fseq], segment.name) == e for e in entries if e.fseq in readable
@@ -149,10 +165,14 @@ def _fits(contents: bytes, segment: Segment, limit: int) -> bool:
 
 
 def _contents(directory: Path, segment: Segment) -> bytes:
-    """Return a segment's bytes; empty if its file is missing."""
+    return _read(directory, segment)[0]
+
+
+def _read(directory: Path, segment: Segment) -> tuple[bytes, bool]:
+    """Return a segment's bytes, empty if its file is missing; and whether some cannot be read."""
     try:
-        return read_file(directory / segment.name)
+        return read_with_errors(directory / segment.name)
     except FileNotFoundError:
-        return b""
+        return b"", False
     except OSError as error:
         raise unreadable(segment.name, error) from error

@@ -94,6 +94,8 @@ class SegmentStore(SegmentReader):
         self._segment_bytes, self._cache_bytes = segment_bytes, cache_bytes
         #: The leases of the watermark records since the store was opened, from the frontier on.
         self._leases: list[LeaseRun] = []
+        #: By segment file: the entries that read errors hid in repairs that were put off.
+        self._hidden: dict[str, set[int]] = {}
         #: Receives the trim point as soon as `trim` or `reset` is called.
         self.on_trim: Callable[[int], object] = lambda _: None
 
@@ -459,17 +461,21 @@ class SegmentStore(SegmentReader):
 
         Raises:
             FullError: there is no space for it; nothing has changed.
+            BusyError: the disk cannot read other entries of the file now; try again later. Then
+                they are left out, too.
             UnreadableError: their segment file cannot be read.
 
         """
         self._flush_all()
         segment = self._segment_with(entries[0].fseq)
         end = self._end_of(segment)
-        contents = rewrite_segment(self._directory, segment, entries, end, self._limit_of(segment))
+        limit, hidden = self._limit_of(segment), self._hidden.setdefault(segment.name, set())
+        contents = rewrite_segment(self._directory, segment, entries, end, limit, hidden)
         if contents is None:
             return False
         delete(self._directory, [segment.block_file_name, segment.index_name])
         create(self._directory, segment, contents)
+        del self._hidden[segment.name]
         segment.rebuild(contents, end - 1)
         self._flusher.switch_segment(self._active)
         self._continue_with(link_segments(self._segments))

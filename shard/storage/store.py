@@ -216,6 +216,7 @@ class Store(Protocol):
 
         Raises:
             FullError: there is no space for it; nothing was changed.
+            BusyError: other entries of the file cannot be read now; nothing was changed.
             UnreadableError: their segment file cannot be read.
 
         """

@@ -427,7 +427,12 @@ class Segment:
 
 
 def read_file(path: Path) -> bytes:
-    """Return a file's contents, with zeros for what the disk cannot read.
+    """Return a file's contents; see `read_with_errors`."""
+    return read_with_errors(path)[0]
+
+
+def read_with_errors(path: Path) -> tuple[bytes, bool]:
+    """Return a file's contents, with zeros for what the disk cannot read, and if there was such.
 
     Zeros are never decoded as an entry, so what the disk cannot read counts as damage.
 
@@ -436,13 +441,13 @@ def read_file(path: Path) -> bytes:
 
     """
     try:
-        return path.read_bytes()
+        return path.read_bytes(), False
     except OSError as error:
         if error.errno != errno.EIO:
             raise
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _read_range(fd, 0, os.fstat(fd).st_size)
+        return _read_range(fd, 0, os.fstat(fd).st_size), True
     finally:
         os.close(fd)
 

@@ -14,6 +14,8 @@ from tests.unit.shard.archive.logs import fill, log, open_store
 from tests.unit.shard.logs import Oracle, apply, reopen
 from tests.unit.shard.test_segment_rewrite import SMALL, check_whole, grown, mend, unknown
 from ziplog.segments import segment
+from ziplog.segments.entry import BusyError
+from ziplog.segments.entry_codec import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +64,57 @@ def test_what_a_disk_cannot_read_is_repaired(
     BadSector(path, number, monkeypatch)
     store = reopen(directory, segment_bytes=SMALL)
     assert 0 < len(unknown(store, oracle)) < oracle.last_gsn // 2
+    assert mend(store, oracle) > 0
+    assert store.close()
+    check_whole(reopen(directory, segment_bytes=SMALL), oracle)
+
+
+def damage_last_entry(path: Path) -> None:
+    """Change a byte of a segment's last entry with a number."""
+    contents, named = bytearray(path.read_bytes()), segment.Segment.named(path.name)
+    assert named is not None
+    last = [found for found in walk(contents, named.salt) if found.is_numbered][-1]
+    contents[last.stop - 1] ^= 1
+    path.write_bytes(contents)
+
+
+def test_a_read_error_that_passes_makes_no_hole_of_good_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk cannot read other entries of the file while one of its entries is repaired."""
+    directory = tmp_path / "segments"
+    oracle = grown(directory)
+    path = sorted(directory.glob("*.seg"))[1]
+    damage_last_entry(path)
+    contents = path.read_bytes()
+    store = reopen(directory, segment_bytes=SMALL)
+    (gsn, *_) = unknown(store, oracle)
+    first, last = store.damaged_range(gsn) or (0, 0)
+    copies = [entry for entry in oracle.numbered if first <= entry.fseq <= last]
+    with monkeypatch.context() as error:
+        BadSector(path, 3, error)
+        with pytest.raises(BusyError, match="the disk cannot read entry"):
+            store.repair(copies)
+    assert path.read_bytes() == contents
+    assert store.repair(copies)
+    assert unknown(store, oracle) == []
+    assert store.close()
+
+
+def test_two_sectors_that_stay_bad_are_both_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "segments"
+    oracle = grown(directory)
+    path = sorted(directory.glob("*.seg"))[1]
+    damage_last_entry(path)
+    BadSector(path, 3, monkeypatch)
+    store = reopen(directory, segment_bytes=SMALL)
+    first, last = store.damaged_range(unknown(store, oracle)[-1]) or (0, 0)
+    copies = [entry for entry in oracle.numbered if first <= entry.fseq <= last]
+    with pytest.raises(BusyError):
+        store.repair(copies)
+    assert store.repair(copies)
     assert mend(store, oracle) > 0
     assert store.close()
     check_whole(reopen(directory, segment_bytes=SMALL), oracle)

@@ -206,7 +206,7 @@ def trimmed_before_the_checkpoint() -> Iterator[None]:
 
     def saved(self: CleaningRound, cut: int) -> Any:
         if cut:
-            yield from self.trim(cut)
+            yield from self.trim(cut, self._state.position)
         return (yield from save(self, cut))
 
     with replaced(CleaningRound, "_save", saved):

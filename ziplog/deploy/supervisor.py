@@ -270,15 +270,20 @@ class Supervisor:
             return []
         with self._guard:
             killed = self._stop_all(timeout_s)
-            if self._lock is not None:
-                if on_stopped is not None:
+            try:
+                if self._lock is not None and on_stopped is not None:
                     on_stopped()
-                os.ftruncate(self._lock, 0)
-                # A forked child may still have the descriptor; the lock ends all the same.
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-                os.close(self._lock)
-                self._lock = None
+            finally:
+                self._release()
             return killed
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.ftruncate(self._lock, 0)
+            # A forked child may still have the descriptor; the lock ends all the same.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock = None
 
     def _stop_all(self, timeout_s: float) -> list[str]:
         deadline = time.monotonic() + timeout_s

@@ -321,3 +321,17 @@ def test_a_forked_child_leaves_the_processes_and_the_lock_alone(directory: Path)
     os.close(writing)
     os.waitpid(child, 0)
     os.close(reading)
+
+
+def test_a_failed_removal_at_the_end_releases_the_directory(directory: Path) -> None:
+    held: list[int | None] = []
+
+    def fail() -> None:
+        held.append(running_pid(directory))
+        raise FileNotFoundError
+
+    with Supervisor(directory) as running:
+        with pytest.raises(FileNotFoundError):
+            running.stop(on_stopped=fail)
+        assert held == [os.getpid()]
+        assert running_pid(directory) is None

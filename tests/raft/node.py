@@ -128,11 +128,14 @@ class NodeProcess:
 
     def propose(self, number: int, size: int) -> None:
         self.mine.add(number)
-        self.raft.propose(encode((number, bytes(size))))
+        self._propose(encode((number, bytes(size))))
 
     def barrier(self, token: int) -> None:
         self.barriers.add(token)
-        self.raft.propose(encode((token, BARRIER)))
+        self._propose(encode((token, BARRIER)))
+
+    def _propose(self, command: bytes) -> None:
+        self.raft.propose(command, self.raft.status().term)
 
     def status(self) -> None:
         self.outbox.put(encode(("status", self.raft.status()._asdict())))

@@ -211,7 +211,8 @@ class World:
 
     def propose(self, name: str) -> None:
         self.number += 1
-        self.up[name].propose_command(b"%d" % self.number, lambda *_: None)
+        node = self.up[name]
+        node.propose_command(b"%d" % self.number, node.raftCurrentTerm, lambda *_: None)
 
     def peer(self, name: str, other: str) -> Any:
         return next(node for node in self.up[name].otherNodes if node.id == other)

@@ -423,7 +423,8 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path, durability: Any, reserve:
         assert "shard 0" in str(refused)
         wait_until(lambda: disk_states(log) == (["full", "full"], True), "the status says so")
         if durability == "memory":  # at level disk, it waits behind records that are placed
-            with pytest.raises(UnavailableError, match=r"a disk is full \(shard-0-.*disk_reserve"):
+            why = "disk_reserve" if reserve else "takes no more bytes"
+            with pytest.raises(UnavailableError, match=rf"a disk is full \(shard-0-.*{why}"):
                 log.insert_after(bytes(50_000), timeout=NEVER_S)
         # Stored records are read and delivered.
         assert log.read_record(acked[-1]).payload

@@ -246,7 +246,8 @@ def test_signal_handler_may_claim_while_the_timer_thread_starts(
         calls.append("handled")
 
     def start(thread: threading.Thread, what: str) -> threading.Thread:
-        signal.raise_signal(signal.SIGALRM)
+        if not calls:
+            signal.raise_signal(signal.SIGALRM)
         calls.append("started")
         return start_thread(thread, what)
 
@@ -256,4 +257,5 @@ def test_signal_handler_may_claim_while_the_timer_thread_starts(
         log._engine.drive_timers()
     finally:
         signal.signal(signal.SIGALRM, former)
-    assert calls[:2] == ["started", "handled"]
+    # The thread may end before the handler runs, which then starts it again.
+    assert (calls[0], calls[-1]) == ("started", "handled")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 import ziplog
 from tests.unit.ziplog.cli.fakes import FakeLog, FakeSubscription, run
-from ziplog.cli import moments, top
+from ziplog.cli import events, moments, top
 from ziplog.core.gsn import Schedule
 from ziplog.core.histogram import Histogram
 from ziplog.errors import ConfigError
@@ -105,7 +107,8 @@ def test_events_follow_until_they_are_interrupted(
         if len(log.calls) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("ziplog.cli.events.time.sleep", sleep)
+    # The module's own `time`: threads of other tests sleep, too.
+    monkeypatch.setattr(events, "time", SimpleNamespace(sleep=sleep, time_ns=time.time_ns))
     result = run("events", "--follow")
     assert result.exit_code == 130
     assert result.stdout.count("\n") == 2

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fault_injection.database import DatabaseShape, DatabaseTrial
 from fault_injection.log import LogShape, LogTrial
-from fault_injection.options import count, count_or_none, not_negative, positive, share
+from fault_injection.options import count, count_or_zero, not_negative, positive, share
 from fault_injection.schedule import KINDS, Chaos, kinds_of
 from fault_injection.trial import first, in_one_line, untried
 
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=positive, default=10.0)
     parser.add_argument("--shards", type=count, default=2)
-    parser.add_argument("--f", type=count_or_none, default=1)
+    parser.add_argument("--f", type=count_or_zero, default=1)
     parser.add_argument("--durability", choices=("memory", "disk"), default="memory")
     parser.add_argument(
         "--levels", action="store_true", help="change the durability level every few seconds"

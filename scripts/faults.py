@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fault_injection.nodes import Nodes
-from fault_injection.options import count_or_none, not_negative, percent, positive
+from fault_injection.options import count_or_zero, not_negative, percent, positive
 from fault_injection.schedule import DAMAGE, KINDS, Chaos, kinds_of
 
 from tests.history.probe import Health
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     on_one["slow"].add_argument("--to", metavar="REGION", help="only messages to nodes there")
     on_one["lose"].add_argument("--percent", type=percent, required=True, help="of its messages")
     on_one["fill-disk"].add_argument(
-        "--bytes", type=count_or_none, default=0, help="that it may still write"
+        "--bytes", type=count_or_zero, default=0, help="that it may still write"
     )
     for verb in DAMAGE:
         on_one[verb].add_argument("--seed", type=int, default=0)
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     chance.add_argument("--kinds", type=kinds_of, default=KINDS, help=f"of {', '.join(KINDS)}")
     chance.add_argument("--beyond", action="store_true", help="strike whole groups too")
     matrix = verbs.add_parser("matrix")
-    matrix.add_argument("--f", type=count_or_none, default=1)
+    matrix.add_argument("--f", type=count_or_zero, default=1)
     matrix.add_argument("--only", nargs="*", default=[], metavar="NAME")
     matrix.add_argument(
         "--rate", type=not_negative, default=60.0, help="operations a second, each client"

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fault_injection.options import count, count_or_none, not_negative, positive, share
+from fault_injection.options import count, count_or_zero, not_negative, positive, share
 
 import ziplog
 from tests.history.clients import OPERATIONS, LogPlan
@@ -36,7 +36,7 @@ def mix(text: str) -> dict[str, int]:
         name, _, weight = part.partition("=")
         if name not in OPERATIONS:
             raise ValueError(f"{name!r} is none of {', '.join(OPERATIONS)}")
-        found[name] = count_or_none(weight)
+        found[name] = count_or_zero(weight)
     if not any(found.values()):
         raise ValueError("all weights are 0")
     return found
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bootstrap", required=True, help="host:port of the membership service")
     parser.add_argument("--history", required=True, type=Path, help="a directory for the history")
-    parser.add_argument("--clients", type=count_or_none, default=4)
-    parser.add_argument("--subscribers", type=count_or_none, default=2)
+    parser.add_argument("--clients", type=count_or_zero, default=4)
+    parser.add_argument("--subscribers", type=count_or_zero, default=2)
     parser.add_argument("--seconds", type=not_negative, default=20.0)
     parser.add_argument(
         "--operations", type=count, help="of each client; ends earlier than --seconds"

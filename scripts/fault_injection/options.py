@@ -24,33 +24,35 @@ def not_negative(text: str) -> float:
 
 def share(text: str) -> float:
     """Return a number from 0 to 1."""
-    number = not_negative(text)
-    if number > 1:
-        raise argparse.ArgumentTypeError(f"{text} is above 1")
-    return number
+    return _at_most(1, text)
 
 
 def percent(text: str) -> float:
     """Return a number from 0 to 100."""
-    number = not_negative(text)
-    if number > 100:
-        raise argparse.ArgumentTypeError(f"{text} is above 100")
-    return number
+    return _at_most(100, text)
 
 
 def count(text: str) -> int:
     """Return a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return _whole(1, text)
+
+
+def count_or_zero(text: str) -> int:
+    """Return a whole number of at least 0."""
+    return _whole(0, text)
+
+
+def _at_most(limit: float, text: str) -> float:
+    number = not_negative(text)
+    if number > limit:
+        raise argparse.ArgumentTypeError(f"{text} is above {limit}")
     return number
 
 
-def count_or_none(text: str) -> int:
-    """Return a whole number of at least 0."""
+def _whole(least: int, text: str) -> int:
     number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is below {least}")
     return number
 
 

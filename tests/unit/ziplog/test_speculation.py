@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tests.waiting import wait_until
+from tests.waiting import next_turn, wait_until
 from ziplog import speculation
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.speculation import Confirmed, Delivery, Failed, aprocess, process
@@ -483,21 +483,21 @@ def test_cancellation_at_any_time_leaves_nothing_that_was_not_emitted(
     app = App()
 
     async def apply(records: list[Record]) -> list[int]:
-        await asyncio.sleep(0)
+        await next_turn()
         return app.apply(records)
 
     async def undo(one: Record, effect: int) -> None:
-        await asyncio.sleep(0)
+        await next_turn()
         app.undo(one, effect)
 
     async def run_and_cancel(steps: int) -> bool:
         script: Any = AsyncScript(deliver(1, 2), [Confirmed(rid(1))], deliver(3))
         task = asyncio.ensure_future(aprocess(script, apply=apply, undo=undo, emit=app.emit))
         for _ in range(steps):
-            await asyncio.sleep(0)
+            await next_turn()
         is_late = not task.cancel()
         if is_cancelled_twice:
-            await asyncio.sleep(0)
+            await next_turn()
             task.cancel()
         with suppress(asyncio.CancelledError):
             await task

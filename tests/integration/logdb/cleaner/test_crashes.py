@@ -165,15 +165,21 @@ def test_a_round_refused_by_the_log_is_retried(kind: type[Request]) -> None:
     restart(log, oracle, "two")
 
 
-def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
+def log_with_a_checkpoint_and_no_trim() -> tuple[FakeLog, Oracle]:
+    """Return the log of a coordinator whose trims got no reply, without further faults."""
     log, rng = FakeLog(seed=16), random.Random(16)
     oracle, small = Oracle(log), Small(log, "one")
     overwrite(oracle, rng, 120)
     log.faults.append(fail(TrimRequest, SILENT_OUT, times=99))
     run(small, oracle, 300)
+    log.faults.clear()
+    return log, oracle
+
+
+def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
+    log, oracle = log_with_a_checkpoint_and_no_trim()
     assert records(log, CheckpointDone)[-1].trim > 1
     assert log.first == 1
-    log.faults.clear()
     second = restart(log, oracle, "two")
     second.now += SMALL.retry_ns
     run(second, oracle, 200)
@@ -183,15 +189,10 @@ def test_the_trim_of_a_dead_coordinator_is_completed_by_the_next() -> None:
 
 def test_a_checkpoint_that_lost_a_part_trims_nothing_after_a_restart() -> None:
     """All servers of a shard lost their memory after the round, before its records were synced."""
-    log, rng = FakeLog(seed=16), random.Random(16)
-    oracle, small = Oracle(log), Small(log, "one")
-    overwrite(oracle, rng, 120)
-    log.faults.append(fail(TrimRequest, SILENT_OUT, times=99))
-    run(small, oracle, 300)
+    log, oracle = log_with_a_checkpoint_and_no_trim()
     (done,) = records(log, CheckpointDone)
     assert done.trim > 1
     log.forget(done.parts[0].gsn)
-    log.faults.clear()
     second = restart(log, oracle, "two")
     assert second.restored == 0
     second.now += SMALL.retry_ns
@@ -201,13 +202,8 @@ def test_a_checkpoint_that_lost_a_part_trims_nothing_after_a_restart() -> None:
 
 
 def test_a_restart_trims_once_the_end_of_its_checkpoint_is_on_stable_storage() -> None:
-    log, rng = FakeLog(seed=16), random.Random(16)
-    oracle, small = Oracle(log), Small(log, "one")
-    overwrite(oracle, rng, 120)
-    log.faults.append(fail(TrimRequest, SILENT_OUT, times=99))
-    run(small, oracle, 300)
+    log, oracle = log_with_a_checkpoint_and_no_trim()
     done = max(rid for rid in map(log.owner, log.gsns) if is_done(log.records[rid.gsn].payload))
-    log.faults.clear()
     second = restart(log, oracle, "two")
     second.now += SMALL.retry_ns
     run(second, oracle, 200)

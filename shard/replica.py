@@ -101,34 +101,34 @@ class Replica:
 
         `limbo`: it ran before and left no checkpoint. `incarnation`: random, of this process.
         """
-        #: Public for its metrics (shard/metrics.py).
-        state = self.state = self._state = ReplicaState(config, store, incarnation)
-        self.wire_use: Final = self._state.wire_use
+        #: Public for the metrics (shard/metrics.py).
+        state = self.state = ReplicaState(config, store, incarnation)
+        self.wire_use: Final = state.wire_use
         self._now = now
-        resumes = start(self._state, checkpoint, now, limbo=limbo)
-        self._health: Final = FailureDetector(self._state, now)
-        self._old_copies: Final = OldCopyDetector(self._state, resumes=resumes)
-        self._recovery: Final = RecoveryParticipant(self._state)
-        self._repair: Final = Repair(self._state, self._recovery)
-        self._admission: Final = Admission(self._state)
+        resumes = start(self.state, checkpoint, now, limbo=limbo)
+        self._health: Final = FailureDetector(self.state, now)
+        self._old_copies: Final = OldCopyDetector(self.state, resumes=resumes)
+        self._recovery: Final = RecoveryParticipant(self.state)
+        self._repair: Final = Repair(self.state, self._recovery)
+        self._admission: Final = Admission(self.state)
         #: The short path of most inserts, beside `step`.
         self.plain_inserts: Final = PlainInserts(
             state, self._receive_plain, self._deliver_stable, self._send_early
         )
-        self._lag_fix: Final = LagFix(self._state)
+        self._lag_fix: Final = LagFix(self.state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
         self._role = self._create_role()
-        self._readers = Readers(self._state, self._guesses)
+        self._readers = Readers(self.state, self._guesses)
         self._connected = False
-        self._rates: Final = RateReporter(self._state, now)
-        self._heartbeat: Final = HeartbeatSender(self._state, self._rates, now)
-        self._marks: Final = WatermarkWriter(self._state)
+        self._rates: Final = RateReporter(self.state, now)
+        self._heartbeat: Final = HeartbeatSender(self.state, self._rates, now)
+        self._marks: Final = WatermarkWriter(self.state)
         if resumes:
             self._role.restore()
             self._marks.schedule(now)  # for entries that became stable just before the stop
-        self._membership: Final = LeaseUpdates(self._state)
-        self._draining: Final = Draining(self._state)
+        self._membership: Final = LeaseUpdates(self.state)
+        self._draining: Final = Draining(self.state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
             Settled: self._settled,
@@ -153,10 +153,10 @@ class Replica:
 
     def _create_role(self) -> Primary | Backup:
         """Create the primary's or the backup's part for a view."""
-        if self._state.server == 0:
-            self._primary = Primary(self._state, self._lag_fix)
+        if self.state.server == 0:
+            self._primary = Primary(self.state, self._lag_fix)
             return self._primary
-        self._backup = Backup(self._state)
+        self._backup = Backup(self.state)
         return self._backup
 
     @property
@@ -170,7 +170,7 @@ class Replica:
         self.plain_inserts.stop()
         if now - self._now > STALE_NS:
             self._health.on_pause(now)
-            self._state.sessions.reset_idle_time(now)
+            self.state.sessions.reset_idle_time(now)
         self._now = now
         if isinstance(event, Received):
             handler = self._handlers.get(type(event.message))
@@ -185,27 +185,27 @@ class Replica:
         elif isinstance(event, Persisted):
             self._on_persisted(event.fseq)
         elif isinstance(event, StorageChanged):
-            self._state.full = (event.reason or "its disk is full") if event.full else ""
+            self.state.full = (event.reason or "its disk is full") if event.full else ""
             self._health.expedite(now)  # The backups must refuse what a full primary refuses.
         elif isinstance(event, Pressed):
             self._health.on_unread_input(now, unread=event.unread)
         elif isinstance(event, ArchiveOpened):
-            self._state.archive_port = event.port
+            self.state.archive_port = event.port
         elif isinstance(event, SettingsChanged):
             self._health.set_suspicion(event.suspicion_ms, now)
             self._admission.set_rate(event.inserts_per_s, event.insert_bytes_per_s)
         elif isinstance(event, StopRequested):
             self._membership.stopping.request(self._now)
         elif isinstance(event, WireRecorded):
-            self._state.wire_use.on_recorded(event.wire)
+            self.state.wire_use.on_recorded(event.wire)
         elif isinstance(event, LevelRequested | LevelRecorded):
-            self._state.effects += self._state.level.on_event(event)
-        return self._state.pop_effects()
+            self.state.effects += self.state.level.on_event(event)
+        return self.state.pop_effects()
 
     @property
     def cluster(self) -> int:
         """The cluster's number; 0 until it is known."""
-        return self._state.cluster
+        return self.state.cluster
 
     def next_wakeup(self) -> int | None:
         """Return the time of the next wakeup, in ns."""
@@ -215,7 +215,7 @@ class Replica:
         marks_due = self._marks.due
         if marks_due is not None and marks_due < earliest:
             earliest = marks_due
-        if self._state.state == "up":
+        if self.state.server_state == "up":
             due = self._role.next_wakeup(self._now)
             if due is not None and due < earliest:
                 earliest = due
@@ -233,18 +233,18 @@ class Replica:
         self._handlers[type(message)](route, message)
 
     def _report_bad_message(self, src: bytes, message: Message, why: str) -> None:
-        self._state.effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
+        self.state.effects.append(ReportBadMessage(src, f"{type(message).__name__}: {why}"))
 
     # --- inserts and the stream ---
 
     def _insert(self, route: bytes, message: Insert) -> None:
         session = self._admission.admit(route, message, self._role, self._now)
-        if session is not None and self._state.shard_state == "leaving":
+        if session is not None and self.state.shard_state == "leaving":
             self._draining.send_leaving(route, session, self._now)
 
     def _settled(self, _route: bytes, message: Settled) -> None:
         """Forget completed units of a client; an unknown client gets no session."""
-        state = self._state
+        state = self.state
         session = state.sessions.by_client.get(message.client)
         if session is None or not self._is_mine(message):
             return
@@ -266,9 +266,9 @@ class Replica:
             self._primary.resend(route, message.first, message.bodies)
 
     def _is_mine(self, message: Forward | Report | Resend | Settled) -> bool:
-        state = self._state
+        state = self.state
         return (
-            state.state == "up"
+            state.server_state == "up"
             and message.cluster == state.cluster
             and message.shard == state.shard
             and message.view == state.view
@@ -296,7 +296,7 @@ class Replica:
         return self._readers.send_early_without_store()
 
     def _is_readable(self, message: Any) -> bool:
-        state = self._state
+        state = self.state
         return (
             message.cluster == state.cluster
             and message.shard == state.shard
@@ -310,21 +310,21 @@ class Replica:
             self._readers.on_request(route, message, self._now)
 
     def _want(self, route: bytes, message: Want) -> None:
-        if self._is_readable(message) and self._state.state == "up":
+        if self._is_readable(message) and self.state.server_state == "up":
             if self._primary is not None:
                 self._primary.on_want(route, message, self._now)
             else:
-                self._state.last_want = self._now
+                self.state.last_want = self._now
 
     def _ahead(self, _route: bytes, message: Ahead) -> None:
-        state = self._state
-        if state.state == "up" and message.cluster == state.cluster:
+        state = self.state
+        if state.server_state == "up" and message.cluster == state.cluster:
             self._role.on_ahead_hint(message.gsn, self._now)
 
     # --- the membership service ---
 
     def _lease_announced(self, route: bytes, message: LeaseAnnounced) -> None:
-        state = self._state
+        state = self.state
         if not self._membership.check_sender(route, message):
             return
         is_first = state.clock.last is None
@@ -351,28 +351,28 @@ class Replica:
             self._marks.schedule(self._now)
             self._readers.on_stable([])
         may_place = update.has_leases or state.is_leaving  # or units may have to be refused
-        if may_place and self._primary is not None and state.state == "up":
+        if may_place and self._primary is not None and state.server_state == "up":
             self._primary.decide_waiting(self._now)
         self._on_no_positions()
 
     def _lease_history(self, route: bytes, message: LeaseHistory) -> None:
         if not self._membership.check_sender(route, message) or self._primary is None:
             return
-        if message.cluster == self._state.cluster and self._primary.on_lease_history(message):
+        if message.cluster == self.state.cluster and self._primary.on_lease_history(message):
             # This server misses leases: its heartbeat reports the last one that it holds.
             self._heartbeat.due = self._now
 
     def _trim(self, gsn: int) -> None:
-        self._state.trim = gsn
-        self._state.store.trim(gsn)
+        self.state.trim = gsn
+        self.state.store.trim(gsn)
         self._readers.on_trim()
         self._marks.write_trim_point()
 
     # --- the end of a batch, and time ---
 
     def _on_batch_end(self) -> None:
-        state = self._state
-        if state.state == "up":
+        state = self.state
+        if state.server_state == "up":
             news = self._role.newly_stable(self._now)
             self._role.on_batch_end(self._now)
             self._deliver_stable(news, self._now)
@@ -385,7 +385,7 @@ class Replica:
             self._repair.request(gsn, why, self._now)
         if state.has_no_positions or state.is_sealed:
             self._draining.on_batch_end(self._now)
-        if state.level.is_changing and state.state == "up":
+        if state.level.is_changing and state.server_state == "up":
             is_settled = self._backup is None or self._backup.settle_promises(self._now)
             is_complete = is_settled and state.persisted >= state.stream.last
             state.effects += state.level.advance(self._now, is_complete=is_complete)
@@ -398,11 +398,11 @@ class Replica:
     def _tick(self) -> None:
         if not self._connected:
             self._connect()
-        if not self._state.has_no_positions and self._membership.tick(self._now):
+        if not self.state.has_no_positions and self._membership.tick(self._now):
             self._on_no_positions()  # the shard's last lease is over
         if self._membership.publications.tick(self._now):
             self._heartbeat.due = self._now
-        if self._state.state == "up":
+        if self.state.server_state == "up":
             if self._primary is not None:
                 self._primary.tick(self._now)
                 self._draining.tick(self._now, has_undecided=self._primary.has_undecided)
@@ -420,27 +420,27 @@ class Replica:
         if self._now >= self._heartbeat.due:
             self._heartbeat.send(self._now)
             self._readers.drop_idle(self._now)
-            if self._state.state == "up":
+            if self.state.server_state == "up":
                 self._role.expire_sessions(self._now)
         self._marks.tick(self._now)
 
     def _on_no_positions(self) -> None:
-        if self._state.has_no_positions and self._state.state == "up":
+        if self.state.has_no_positions and self.state.server_state == "up":
             self._role.on_no_positions(self._now)
 
     def _connect(self) -> None:
-        config = self._state.config
+        config = self.state.config
         self._connected = True
         nodes = (*config.mms, *config.handlers, *config.replicas)
         others = (node for node in nodes if node.name != config.name)
-        self._state.effects += [Connect(node.name.encode(), node.endpoint) for node in others]
+        self.state.effects += [Connect(node.name.encode(), node.endpoint) for node in others]
 
     def _on_persisted(self, fseq: int) -> None:
         self._heartbeat.on_persisted(self._now)
         # The report may precede a cut of the log, and cover entries that were removed.
-        fseq = min(fseq, self._state.store.flushed_fseq)
-        self._state.persisted = max(self._state.persisted, fseq)
-        if self._state.state != "up":
+        fseq = min(fseq, self.state.store.flushed_fseq)
+        self.state.persisted = max(self.state.persisted, fseq)
+        if self.state.server_state != "up":
             self._recovery.on_persisted()
             self._join()
         elif self._primary is not None:
@@ -452,7 +452,7 @@ class Replica:
     # --- recovery ---
 
     def _beat(self, _route: bytes, message: Beat) -> None:
-        state = self._state
+        state = self.state
         if message.cluster != state.cluster or message.shard != state.shard:
             return
         has_moved_on = message.view > state.view and message.state in {"up", "joined"}
@@ -465,13 +465,13 @@ class Replica:
         if self._old_copies.compare(message):
             state.incarnation = (state.incarnation + 1) % 2**63
             self._leave(state.view)
-        elif self._primary is not None and not was_compared and state.state == "up":
+        elif self._primary is not None and not was_compared and state.server_state == "up":
             self._primary.decide_waiting(self._now)
             self._on_no_positions()
 
     def _is_from_handler(self, route: bytes, message: Freeze | ViewDecided) -> bool:
         """Whether a message came over this server's own connection to the failure handler."""
-        state = self._state
+        state = self.state
         if not any(route == node.name.encode() for node in state.config.handlers):
             self._report_bad_message(route, message, "it is not from the failure handler")
             return False
@@ -483,7 +483,7 @@ class Replica:
         if not self._is_from_handler(route, message):
             return
         promised: list[HeldUnit] = []
-        if self._backup is not None and self._state.state in {"up", "frozen"}:
+        if self._backup is not None and self.state.server_state in {"up", "frozen"}:
             self._backup.guesses.record_epochs()
             promised = list(self._backup.guesses.promised.values())
         if self._recovery.freeze(route, message, promised, self._now):
@@ -491,7 +491,7 @@ class Replica:
         self._repair.request_in_limbo(self._now)
 
     def _view_decided(self, route: bytes, message: ViewDecided) -> None:
-        state = self._state
+        state = self.state
         if not self._is_from_handler(route, message):
             return
         if self._recovery.on_decided(message, self._now):
@@ -500,12 +500,14 @@ class Replica:
                 self._on_stable(state.stream.stabilise(state.stream.last), self._now)
 
     def _fetch(self, route: bytes, message: Fetch) -> None:
-        state = self._state
+        state = self.state
         # A joining server names a client. It has forgotten what it acked in a view that started.
-        is_late = state.state == "up" and message.client is not None
-        is_in_view = state.state in {"up", "joined"} and message.view == state.view and not is_late
+        is_late = state.server_state == "up" and message.client is not None
+        is_in_view = (
+            state.server_state in {"up", "joined"} and message.view == state.view and not is_late
+        )
         # In limbo, the server's view means nothing; each entry has its own view.
-        is_in_limbo = state.state == "limbo" and message.view == 0
+        is_in_limbo = state.server_state == "limbo" and message.view == 0
         if (
             message.cluster == state.cluster
             and message.shard == state.shard
@@ -516,7 +518,7 @@ class Replica:
                 self._repair.request_after(message.after, why, self._now)
 
     def _fetched(self, route: bytes, message: Fetched) -> None:
-        state = self._state
+        state = self.state
         if message.cluster != state.cluster or message.shard != state.shard:
             return
         is_repair = self._repair.on_fetched(route, message, self._now)
@@ -528,7 +530,7 @@ class Replica:
         """Join the view, if its log is complete here."""
         if self._recovery.try_join(self._now):
             self._readers.close_all()
-            self._readers = Readers(self._state, self._guesses)
+            self._readers = Readers(self.state, self._guesses)
             self._health.expedite(self._now)
             self._heartbeat.due = self._now
         self._repair.request_in_limbo(self._now)
@@ -551,10 +553,10 @@ class Replica:
         self._heartbeat.due = self._now
 
     def _sync(self, route: bytes, message: Sync) -> None:
-        if self._is_readable(message) and self._state.state == "up":
-            if message.view != self._state.view:
-                detail = f"the view is {self._state.view}"
-                self._state.refuse(route, message.request, "wrong-view", detail)
+        if self._is_readable(message) and self.state.server_state == "up":
+            if message.view != self.state.view:
+                detail = f"the view is {self.state.view}"
+                self.state.refuse(route, message.request, "wrong-view", detail)
             elif self._primary is not None:
                 self._primary.on_sync(route, message)
 
@@ -564,21 +566,21 @@ class Replica:
 
         The values only grow. Safe to read from any thread.
         """
-        state = self._state
+        state = self.state
         return state.cluster, state.stream.stable, state.trim
 
     def last_entries(self) -> list[Entry]:
         """Return what a clean stop still has to store: a watermark record, if a fact is new."""
         self._marks.write()
-        return [one.entry for one in self._state.pop_effects() if isinstance(one, Persist)]
+        return [one.entry for one in self.state.pop_effects() if isinstance(one, Persist)]
 
     def checkpoint(self) -> bytes:
         """Return the checkpoint of a clean stop. No event may follow it."""
-        return save(self._state)
+        return save(self.state)
 
     def check(self) -> None:
         """Assert the invariants of this replica and of its parts."""
-        state = self._state
+        state = self.state
         state.stream.check()
         self._lag_fix.check()
         state.sessions.check()
@@ -586,7 +588,7 @@ class Replica:
         self._recovery.check()
         state.level.check()
         self._health.check()
-        if state.state == "up":
+        if state.server_state == "up":
             self._role.check()
             assert state.cluster
             assert state.view

@@ -55,7 +55,7 @@ def check_held(world: World, client: Client, jobs: Iterable[Job]) -> None:
         for name in shard_names(job.shard, client.f):
             node = world.nodes[name]
             assert isinstance(node, Replica)
-            session = node._state.sessions.by_client.get(client.id)
+            session = node.state.sessions.by_client.get(client.id)
             unit = session.units.get(job.seq) if session is not None else None
             if unit is not None and unit.gsns == job.gsns:
                 assert unit.confirmed or unit.body == job.body
@@ -77,11 +77,11 @@ def check_always(world: World, shards: int, f: int, clients: Sequence[Client]) -
         check_held(world, client, [job for job in client.jobs.values() if job.gsns is not None])
     for shard in range(shards):
         primary, *backups = replicas_of(world, shard, f)
-        stream = primary._state.stream
+        stream = primary.state.stream
         names = shard_names(shard, f)
         truth = decided(world, names[0])
         for name, backup in zip(names[1:], backups, strict=True):
-            applied = backup._state.stream
+            applied = backup.state.stream
             assert stream.stable <= applied.last, "stable, but not at every replica"
             # The only backup determines by itself what both hold.
             assert applied.stable <= (stream.last if f == 1 else stream.stable)
@@ -104,7 +104,7 @@ def check_quiet(
         assert [entry.fseq for entry in truth] == list(range(1, len(truth) + 1))
         assert all(decided(world, name) == truth for name in names), "replicas differ"
         _check_positions(shard, truth, runs)
-        states = [replica._state for replica in replicas_of(world, shard, f)]
+        states = [replica.state for replica in replicas_of(world, shard, f)]
         assert len({state.frontier for state in states}) == 1, "frontiers differ"
         for state in states:
             assert state.stream.stable == state.stream.last, "an entry never became stable"

@@ -119,7 +119,7 @@ class PureCluster:
         for shard in range(shards):
             for index in range(f + 1):
                 self._start_replica(shard, index)
-        assert self.run_until(lambda: all(r.state == "up" for r in self.replicas()))
+        assert self.run_until(lambda: all(r.server_state == "up" for r in self.replicas()))
 
     @property
     def service(self) -> MembershipService:
@@ -147,11 +147,11 @@ class PureCluster:
 
     def replicas(self) -> list[Any]:
         """Return the states of all replicas, shard by shard."""
-        return [node._state for node in self.world.nodes.values() if isinstance(node, Replica)]
+        return [node.state for node in self.world.nodes.values() if isinstance(node, Replica)]
 
     def state(self, name: str) -> Any:
         """Return the state of a storage server."""
-        return self.world.nodes[name]._state  # type: ignore[attr-defined]
+        return self.world.nodes[name].state  # type: ignore[attr-defined]
 
     def sent(self, src: str, kind: type) -> list[Any]:
         """Return the messages of one kind that a node has sent, in order."""
@@ -178,7 +178,7 @@ class PureCluster:
         placements = self.groups["mms-0"].machine.placements
         return (
             all(
-                replica.state == "up"
+                replica.server_state == "up"
                 and placements[replica.shard].state == "live"
                 and placements[replica.shard].view == replica.view
                 for replica in self.replicas()

@@ -160,7 +160,7 @@ class Storm:
     def want(self) -> None:
         shard = self.random.randrange(self.weather.shards)
         primary = replicas_of(self.world, shard, self.weather.f)[0]
-        gsn = max(1, primary._state.frontier + self.random.randrange(-5, 30))
+        gsn = max(1, primary.state.frontier + self.random.randrange(-5, 30))
         message = wire.Want(CLUSTER, shard, self.random.randrange(3), gsn)
         self.world.send("mms-0", shard_names(shard, 0)[0], message)
 
@@ -186,7 +186,7 @@ class Storm:
         """Trim to where every shard is stable, as the service would."""
         weather, world = self.weather, self.world
         frontier = min(
-            replicas_of(world, shard, weather.f)[0]._state.frontier
+            replicas_of(world, shard, weather.f)[0].state.frontier
             for shard in range(weather.shards)
         )
         self.trim = max(self.trim, self.random.randrange(frontier + 1))
@@ -227,7 +227,7 @@ class Storm:
         for reader in self.readers:
             check_reader(world, reader)
             if reader.trimmed is None:
-                frontier = replicas_of(world, reader.shard, weather.f)[0]._state.frontier
+                frontier = replicas_of(world, reader.shard, weather.f)[0].state.frontier
                 assert reader.frontier >= frontier, f"{reader.name} is at {reader.frontier}"
         assert not any(reader.refusals.count("not-ready") for reader in self.readers)
 
@@ -238,6 +238,6 @@ def _check_nothing_left(replica: Replica, clients: list[Client]) -> None:
         assert not replica._backup.guesses.promised, "a promise was never decided"
         assert not replica._backup._pending
     open_units = {(c.id, j.seq) for c in clients for j in c.jobs.values() if j.gsns is None}
-    for session in replica._state.sessions.by_client.values():
+    for session in replica.state.sessions.by_client.values():
         for unit in session.units.values():
             assert unit.confirmed or (unit.client, unit.seq) in open_units

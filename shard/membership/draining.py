@@ -55,7 +55,7 @@ class Draining:
         return (
             state.server == 0
             and state.is_leaving
-            and state.state == "up"
+            and state.server_state == "up"
             and last is not None
             and last.view_of(state.shard) is not None
         )
@@ -89,7 +89,7 @@ class Draining:
     def on_batch_end(self, now: int) -> None:
         """Check whether this server is sealed."""
         state, self._seal_check_due = self._state, None
-        may_be = state.has_no_positions and state.is_retired and state.state == "up"
+        may_be = state.has_no_positions and state.is_retired and state.server_state == "up"
         if not may_be or not self._is_settled():
             state.is_sealed = False
         elif not state.is_sealed:

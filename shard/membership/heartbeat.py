@@ -44,7 +44,7 @@ class HeartbeatSender:
         The states are those of `_urgent`.
         """
         active = self._is_active(now)
-        if active and not self._was_active and self._state.state == "up":
+        if active and not self._was_active and self._state.server_state == "up":
             self.due = min(self.due, now)
         self._was_active = active
         if self._last_sent != self._urgent():
@@ -78,8 +78,8 @@ class HeartbeatSender:
             state.service,
             Heartbeat(
                 state.cluster, config.name, config.endpoint, state.shard, state.view,
-                state.incarnation, config.pid, _NODE_STATES[state.state], self._is_active(now),
-                self._rates.average(now), state.frontier, stream.durable_end,
+                state.incarnation, config.pid, _NODE_STATES[state.server_state],
+                self._is_active(now), self._rates.average(now), state.frontier, stream.durable_end,
                 last.number if last else 0, last.digest if last else NO_DIGEST, state.lasting_trim,
                 stream.stable_record, stream.durable_record, config.identity,
                 state.shard_state, state.has_readers(now), state.holes, state.is_sealed,

@@ -176,12 +176,12 @@ class LeaseUpdates:
         state = self._state
         state.shard_state, state.placement = placement.state, placement
         self.is_recovering = placement.state == "recovering"
-        if state.state == "starting":
+        if state.server_state == "starting":
             self._begin(placement)
-        elif state.state != "limbo" and placement.view > state.view:
+        elif state.server_state != "limbo" and placement.view > state.view:
             return update._replace(left_for=placement.view)
         elif (
-            state.state == "joined"
+            state.server_state == "joined"
             and placement.state in _IN_VIEW
             and placement.view == state.view
         ):  # fmt: skip
@@ -194,9 +194,9 @@ class LeaseUpdates:
         known = next((r.fingerprint for r in placement.replicas if r.name == config.name), "")
         if known in {"", fingerprint(config.identity)}:
             state.view = state.view or placement.view
-            state.state = "up"
+            state.server_state = "up"
             return
-        state.state = "limbo"
+        state.server_state = "limbo"
         state.effects.append(LogWarning(
             f"{config.name} is in limbo: shard {state.shard} knows it with another data directory."
             " The records in that one are missing here. Stop the server, restore that directory,"

@@ -56,7 +56,7 @@ class Stopping:
 
     def _is_awaited(self, now: int) -> bool:
         state, last = self._state, self._state.clock.last
-        if state.state != "up" or last is None or now >= self._gone_at:
+        if state.server_state != "up" or last is None or now >= self._gone_at:
             return False
         if all(member.shard == state.shard for member in last.members):
             return False  # No other shard goes on.

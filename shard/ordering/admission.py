@@ -109,8 +109,8 @@ class Admission:
             state.refuse(route, seq, "wrong-cluster", f"this is cluster {state.cluster}")
         elif message.shard != state.shard:
             state.refuse(route, seq, "wrong-shard", f"this is shard {state.shard}")
-        elif state.state != "up":
-            state.refuse(route, seq, "not-ready", f"{state.config.name} is {state.state}")
+        elif state.server_state != "up":
+            state.refuse(route, seq, "not-ready", f"{state.config.name} is {state.server_state}")
         elif message.view != state.view:
             state.refuse(route, seq, "wrong-view", f"the view is {state.view}")
         else:

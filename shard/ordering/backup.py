@@ -215,7 +215,7 @@ class Backup:
         """
         state = self._state
         was_full, state.primary_full = state.primary_full, full
-        if not full or was_full or state.state != "up":
+        if not full or was_full or state.server_state != "up":
             return
         pending = self._pending_units
         for session in self._state.sessions.by_client.values():

@@ -94,7 +94,7 @@ class PlainInserts:
         self._general_end_due = now + GENERAL_END_INTERVAL_NS
         if (
             state.level.is_memory
-            and state.state == "up"
+            and state.server_state == "up"
             and state.shard_state == "live"
             and not state.no_space
             and not state.has_no_positions

@@ -239,7 +239,7 @@ class RateReporter:
         rate = self._meter.sample(state.placed_records, now)
         self._schedule()
         # A leaving shard reports 0 only when it is drained, never for a pause.
-        if rate is None or state.state != "up" or state.shard_state == "leaving":
+        if rate is None or state.server_state != "up" or state.shard_state == "leaving":
             return
         state.broadcast(state.service, Rate(state.cluster, state.shard, state.view, rate))
 

@@ -62,7 +62,7 @@ def save(state: ReplicaState) -> bytes:
     return msgspec.msgpack.encode(
         Checkpoint(
             state.cluster, state.view, state.trim, state.ack_counter,
-            state.state in {"frozen", "joined", "limbo"}, list(state.clock.recent),
+            state.server_state in {"frozen", "joined", "limbo"}, list(state.clock.recent),
             stream.stable_mark,
             stream.durable_mark,
             list(stream.window),
@@ -79,7 +79,7 @@ def save(state: ReplicaState) -> bytes:
             state.sessions.horizon,
             [(client, one.refused) for client, one in state.sessions.refused_clients.items()],
             [(s.horizon, s.last) for s in state.sessions.by_client.values()],
-            state.state == "joined",
+            state.server_state == "joined",
         )
     )  # fmt: skip
 
@@ -121,9 +121,9 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
         state.clock.restore(checkpoint.leases, now)
     state.clock.was_excluded = checkpoint.was_excluded
     if checkpoint.is_joined:
-        state.state, state.view_base = "joined", state.stream.last
+        state.server_state, state.view_base = "joined", state.stream.last
     elif checkpoint.view:
-        state.state = "up"
+        state.server_state = "up"
     state.sessions.horizon = checkpoint.horizon
     for client, first_incomplete, units in checkpoint.sessions:
         session = state.sessions.open(client, now)
@@ -148,7 +148,7 @@ def _restore(state: ReplicaState, checkpoint: Checkpoint, now: int) -> None:
 
 def _enter_limbo(state: ReplicaState) -> None:
     store, mark = state.store, state.store.mark
-    state.state = "limbo"
+    state.server_state = "limbo"
     known = Watermark(0, 1, 0)
     if mark is not None:
         state.cluster, state.trim = mark.cluster, mark.trim

@@ -104,7 +104,7 @@ class FailureDetector:
         state = self._state
         # A server may still have to join a peer that has entered a later view.
         is_in_view = beat.view == state.view or (
-            beat.view > state.view and state.state != "starting"
+            beat.view > state.view and state.server_state != "starting"
         )
         if is_in_view and beat.state in {"up", "frozen", "joined"}:
             self._last_beat[beat.server] = now
@@ -138,7 +138,7 @@ class FailureDetector:
             (self._isolated_since, distance.isolated_ns(rtt_ms)),
         )
         is_overdue = any(since is not None and now - since >= limit for since, limit in limits)
-        return is_overdue and self._state.state == "up"
+        return is_overdue and self._state.server_state == "up"
 
     def suspects(self, now: int) -> list[int]:
         """Return the indices of the suspected peers."""
@@ -191,8 +191,8 @@ class FailureDetector:
                 self._isolated_since = None
             elif self._isolated_since is None:
                 self._isolated_since = now
-            is_well = self._state.state == "up" and self._recovering_since is None
-            if suspects or not (is_well or self._state.state == "starting"):
+            is_well = self._state.server_state == "up" and self._recovering_since is None
+            if suspects or not (is_well or self._state.server_state == "starting"):
                 self._suspect_due = now + SUSPECT_INTERVAL_NS
                 self._send_suspicions(suspects, claim)
             else:
@@ -218,7 +218,7 @@ class FailureDetector:
                 state.view,
                 state.server,
                 state.incarnation,
-                state.state,
+                state.server_state,
                 self._suspicion_ns // NS_PER_MS,
                 state.full,
                 state.stream.last,
@@ -232,7 +232,7 @@ class FailureDetector:
             self._handlers,
             Suspect(
                 state.cluster, state.config.name, state.shard, state.view, state.server,
-                state.incarnation, state.state, suspects, claim.last, claim.last_view,
+                state.incarnation, state.server_state, suspects, claim.last, claim.last_view,
                 claim.number, state.config.identity, claim.is_damaged,
                 state.config.region,
             ),

@@ -44,7 +44,7 @@ class OldCopyDetector:
     def compare(self, beat: Beat) -> bool:
         """Compare the logs; return whether this server's log is an old copy."""
         state, last = self._state, self._state.stream.last
-        if beat.view != state.view or beat.state not in _WHOLE or state.state not in _WHOLE:
+        if beat.view != state.view or beat.state not in _WHOLE or state.server_state not in _WHOLE:
             return False
         held = beat.last if state.server == 0 else beat.stable
         if held > last:

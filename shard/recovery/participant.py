@@ -85,8 +85,8 @@ class RecoveryParticipant:
         state = self._state
         if not self._applies(message) or message.recovery < self.number:
             return False
-        if state.state != "frozen" or message.recovery > self.number:
-            if state.state == "limbo":
+        if state.server_state != "frozen" or message.recovery > self.number:
+            if state.server_state == "limbo":
                 is_awaited = self.missing is not None and self.missing.view == 0
                 if is_awaited or not self._recover_from_disk(now):
                     return False
@@ -96,7 +96,7 @@ class RecoveryParticipant:
             self.number = self._promised = message.recovery
             self.transfer = None
             self.on_repaired()
-            state.state = "frozen"
+            state.server_state = "frozen"
         self._route = route
         self.on_persisted()
         return True
@@ -106,10 +106,10 @@ class RecoveryParticipant:
         state = self._state
         if message.incarnation not in {0, state.incarnation}:
             return False
-        if state.state == "limbo":
+        if state.server_state == "limbo":
             return message.view >= state.view
         return (
-            state.state in {"up", "frozen", "joined"}
+            state.server_state in {"up", "frozen", "joined"}
             and message.view == state.view
             and message.recovery > state.view
         )
@@ -172,9 +172,9 @@ class RecoveryParticipant:
         0: only servers in limbo answer, in any view.
         """
         state = self._state
-        if state.state in {"up", "joined"}:
+        if state.server_state in {"up", "joined"}:
             return state.view
-        if state.state == "limbo" and self.missing is not None:
+        if state.server_state == "limbo" and self.missing is not None:
             return self.missing.view
         return None
 
@@ -201,8 +201,8 @@ class RecoveryParticipant:
         At least the entries known to be stable: a server that holds less must not lead.
         """
         state, store = self._state, self._state.store
-        if not self._is_unrepairable or self.missing is None or state.state != "limbo":
-            is_damaged = self._is_unrepairable and state.state == "joined"
+        if not self._is_unrepairable or self.missing is None or state.server_state != "limbo":
+            is_damaged = self._is_unrepairable and state.server_state == "joined"
             return LogClaim(store.last_fseq, store.last_view, self.number, is_damaged)
         last = min(max(self.missing.after, state.stream.stable), store.last_fseq)
         # The number of an attempt that is no longer reported must not be used for another one.
@@ -257,7 +257,7 @@ class RecoveryParticipant:
     def on_persisted(self) -> None:
         """Send the promise, if its entries are on disk now."""
         state, stream = self._state, self._state.stream
-        if not self._route or state.state != "frozen" or state.persisted < stream.last:
+        if not self._route or state.server_state != "frozen" or state.persisted < stream.last:
             return
         route, self._route = self._route, b""
         state.send(
@@ -294,10 +294,10 @@ class RecoveryParticipant:
     def _enter(self, decision: ViewDecided) -> bool:
         """Enter the decided view if it starts with this server's state; return whether it is in."""
         state = self._state
-        if state.state == "joined" and decision.view == state.view:
+        if state.server_state == "joined" and decision.view == state.view:
             return True  # its state is that of the view; it may be confirmed by now
         if (
-            state.state != "frozen"
+            state.server_state != "frozen"
             or decision.view != self.number
             or decision.survivor != state.server
             or decision.incarnation != state.incarnation
@@ -305,25 +305,25 @@ class RecoveryParticipant:
             return False
         assert decision.last == state.stream.last, "another state was decided than the reported one"
         state.view, state.view_base = decision.view, decision.last
-        state.state = "joined"
+        state.server_state = "joined"
         return True
 
     @property
     def is_in_view(self) -> bool:
         """Whether this server holds the whole state of its view."""
-        return self._state.state in {"up", "frozen", "joined"}
+        return self._state.server_state in {"up", "frozen", "joined"}
 
     @property
     def is_left_out(self) -> bool:
         """Whether a later view has begun, which this server has to join."""
-        is_late = self._state.state == "frozen" and self.number > self._promised
+        is_late = self._state.server_state == "frozen" and self.number > self._promised
         return is_late or self.transfer is not None
 
     def freeze_for(self, number: int) -> None:
         """Freeze in this view and keep its state: another recovery may need it."""
         self.number = max(self.number, number)
         self._route = b""
-        self._state.state = "frozen"
+        self._state.server_state = "frozen"
 
     def leave(self, number: int) -> None:
         """Leave the view, and drop everything that is not known to be stable."""
@@ -331,7 +331,7 @@ class RecoveryParticipant:
         self.number = max(self.number, number)
         self._route, self.transfer = b"", None
         self.on_repaired()
-        state.state = "limbo"
+        state.server_state = "limbo"
         stable, durable = state.stream.stable_mark, state.stream.durable_mark
         state.stream.restore(stable, durable, [])
         state.sessions.clear()
@@ -374,7 +374,7 @@ class RecoveryParticipant:
         self.transfer = None
         self.on_repaired()
         state.view, state.view_base = transfer.decision.view, transfer.decision.last
-        state.state = "joined"
+        state.server_state = "joined"
         return True
 
     def start_view(self, now: int) -> list[Entry]:
@@ -382,7 +382,7 @@ class RecoveryParticipant:
         state, stream = self._state, self._state.stream
         state.sessions.reset_idle_time(now)
         assert stream.last == state.store.last_fseq, "the view starts with another log"
-        state.state = "up"
+        state.server_state = "up"
         state.clock.was_excluded = True  # since the recovery, maybe longer than this server knows
         self.number = state.view
         news = stream.stabilise(stream.last)
@@ -391,7 +391,7 @@ class RecoveryParticipant:
 
     def check(self) -> None:
         """Assert that a frozen server is frozen for a recovery after its view."""
-        assert self._state.state != "frozen" or self.number > self._state.view
+        assert self._state.server_state != "frozen" or self.number > self._state.view
 
 
 def _readable_up_to(store: Store, fseq: int) -> int:

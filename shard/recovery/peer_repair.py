@@ -137,7 +137,7 @@ class Repair:
     def _begin_attempt(self, now: int) -> bool:
         """Begin an attempt, unless one runs or was begun just now; return whether it began."""
         is_idle = self._hole is None and now >= self._retry_due
-        if not is_idle or self._state.state not in {"up", "joined"}:
+        if not is_idle or self._state.server_state not in {"up", "joined"}:
             return False
         self._retry_due = now + _RETRY_NS
         return True
@@ -145,7 +145,7 @@ class Repair:
     def _start(self, hole: tuple[int, int], now: int) -> None:
         state, stable = self._state, self._state.stream.stable
         self._view, self._proof = self._recovery.repair_view, 0
-        if state.state == "limbo":
+        if state.server_state == "limbo":
             # A joining server has the survivor's log, as its digest shows; a leader may not.
             self._proof = state.store.view_at(hole[1] + 1) if self._view == 0 else 0
         elif hole[0] > stable:
@@ -169,7 +169,7 @@ class Repair:
             return self._due
         return (
             self._retry_due
-            if self._has_known_damage and self._state.state in {"up", "joined"}
+            if self._has_known_damage and self._state.server_state in {"up", "joined"}
             else None
         )
 
@@ -298,7 +298,7 @@ class Repair:
         """Log once that the range cannot be repaired, and wait before the next attempt."""
         state = self._state
         self._recovery.repair_failed(why)
-        if state.state == "limbo":
+        if state.server_state == "limbo":
             self._hole, self._received = None, []
             self._retry_due = now + _UNREPAIRABLE_RETRY_NS
             return

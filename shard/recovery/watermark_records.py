@@ -54,7 +54,7 @@ class WatermarkWriter:
         self._due = None
         last = state.clock.last
         facts = (state.stream.stable, state.trim, last.number if last else 0, state.placement)
-        if facts == self._written or state.state not in {"up", "joined"}:
+        if facts == self._written or state.server_state not in {"up", "joined"}:
             return
         self._written = facts
         state.record_watermark()
@@ -62,7 +62,7 @@ class WatermarkWriter:
     def write_trim_point(self) -> None:
         """Record the trim point: a heartbeat reports it to the service once it is on the disk."""
         state = self._state
-        if state.state == "up":
+        if state.server_state == "up":
             self.write()
         elif state.store.mark is not None:  # without one, it serves no reader before it learns it
             state.record_watermark()

@@ -65,7 +65,7 @@ class EarlyStreams:
     def subscribe(self, route: bytes, message: Subscribe, now: int) -> None:
         """Open a stream; a repetition of the message renews it."""
         state, number = self._state, message.subscription
-        if state.server != 0 or state.state != "up":
+        if state.server != 0 or state.server_state != "up":
             state.refuse(route, number, "not-ready", "only a primary that is up has early streams")
             return
         if message.view != state.view:
@@ -99,7 +99,7 @@ class EarlyStreams:
         """Renew a stream, and add credit."""
         key = (message.client, message.subscription)
         stream = self.streams[key]
-        if self._state.state != "up":
+        if self._state.server_state != "up":
             self._refuse(key, stream)
             return
         stream.route, stream.last_seen = route, now
@@ -139,7 +139,7 @@ class EarlyStreams:
     @property
     def has_work(self) -> bool:
         """Whether `on_batch_end` has more units to send."""
-        return self._state.state == "up" and any(
+        return self._state.server_state == "up" and any(
             stream.is_asked or stream.used < stream.credit for stream in self._lagging.values()
         )
 
@@ -151,7 +151,7 @@ class EarlyStreams:
     def on_batch_end(self) -> None:
         """Send what was decided since the last batch."""
         state = self._state
-        if state.state != "up":
+        if state.server_state != "up":
             return
         stream, frontier = state.stream, self._decided_frontier
         was_held_back, self._is_held_back = self._is_held_back, stream.end > frontier
@@ -243,7 +243,7 @@ class EarlyStreams:
             return
         assert self._lagging.keys() <= self.streams.keys()
         assert state.server == 0, "a backup has an early stream"
-        if state.state == "up":
+        if state.server_state == "up":
             assert self._view == state.view, "an early stream outlived its view"
             assert self._last <= state.stream.last, "an early stream has what was not decided"
             assert self._frontier <= self._decided_frontier

@@ -97,7 +97,7 @@ class Readers:
 
     def on_request(self, route: bytes, message: Message, now: int) -> None:
         """Handle one of `REQUESTS`."""
-        is_in_view = self._state.state in {"up", "joined"}
+        is_in_view = self._state.server_state in {"up", "joined"}
         match message:
             case Read():
                 self.read(route, message)
@@ -155,7 +155,7 @@ class Readers:
             state.damaged = (gsn, error)
             return Lookup("unknown", stable=True)
         stable = entry is not None and entry.fseq <= stream.stable
-        if state.state != "up" and not stable:
+        if state.server_state != "up" and not stable:
             # An acked record may be or have been here, so "not-yet" could be wrong.
             return Lookup("unknown", stable=False)
         decision = entry.decision if entry is not None else None
@@ -252,7 +252,9 @@ class Readers:
         if subscription is not None:
             subscription.last_seen = now
         elif self._has_nothing_soon and message.start >= state.frontier:
-            state.refuse(route, message.subscription, "not-ready", f"the server is {state.state}")
+            state.refuse(
+                route, message.subscription, "not-ready", f"the server is {state.server_state}"
+            )
             return
         elif self._refuse_if_full(route, message):
             return
@@ -275,7 +277,7 @@ class Readers:
     @property
     def _has_nothing_soon(self) -> bool:
         """Whether readers that have everything from this server had better ask another one."""
-        return self._state.state in {"starting", "limbo"} or self.is_left_out
+        return self._state.server_state in {"starting", "limbo"} or self.is_left_out
 
     def set_left_out(self, *, is_left_out: bool) -> None:
         """Record whether the shard continues without this server, as far as the server knows.
@@ -291,7 +293,7 @@ class Readers:
 
     def _send_elsewhere(self, key: Key, subscription: Subscription) -> None:
         """Drop a subscription; its reader then tries another server."""
-        detail = f"the server is {self._state.state}, and its shard continues without it"
+        detail = f"the server is {self._state.server_state}, and its shard continues without it"
         self._state.refuse(subscription.route, subscription.id, "not-ready", detail)
         self._drop(key)
 

@@ -116,7 +116,7 @@ class ReplicaState:
         self.view = 0
         #: The last entry that was decided before the view began.
         self.view_base = 0
-        self.state: ServerState = "starting"
+        self.server_state: ServerState = "starting"
         #: The shard's state in the last announcement of the membership service; "": none came yet.
         self.shard_state: ShardState | Literal[""] = ""
         #: The placement in that announcement; before, the one in the log; None: unknown.
@@ -275,7 +275,7 @@ class ReplicaState:
         number, digest = (held[-1].last.number, held[-1].last.digest) if held else (0, NO_DIGEST)
         mark = store.mark
         stable, frontier, limit = (mark.stable, mark.frontier, mark.limit) if mark else (0, 1, 0)
-        if self.state in {"up", "joined"}:
+        if self.server_state in {"up", "joined"}:
             stable, frontier = self.stream.stable, self.stream.stable_end
         mark = WatermarkRecord(
             self.cluster, stable, frontier, self.trim, number, digest,

@@ -69,7 +69,7 @@ class SessionTableWriter:
         state = self._state
         if self.due is None or now < self.due:
             return
-        if state.state != "up":
+        if state.server_state != "up":
             self.due = None
             state.bytes_since_table = OVERDUE_BYTES
             return

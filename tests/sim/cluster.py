@@ -270,7 +270,7 @@ class SimCluster:
     def state_of(self, name: str) -> ReplicaState | None:
         """Return a storage server's state, if it runs; read-only."""
         replica = self.replica(name)
-        return replica._state if replica is not None else None
+        return replica.state if replica is not None else None
 
     def peers(self, name: str) -> list[str]:
         """Return the other servers of a server's shard."""
@@ -280,7 +280,7 @@ class SimCluster:
     def is_in_service(self, name: str) -> bool:
         """Whether a server is in service in the newest known view of its shard."""
         own = self.state_of(name)
-        if own is None or own.state != "up" or self.nodes[name].is_paused:
+        if own is None or own.server_state != "up" or self.nodes[name].is_paused:
             return False
         placement = self.state.placements.get(own.shard)
         peers = [state for peer in self.peers(name) if (state := self.state_of(peer)) is not None]
@@ -312,12 +312,12 @@ class SimCluster:
             placement = placements.get(own.shard)
             if self.has_lost_peers(name):
                 is_member = placement is not None and placement.state != "joining"
-                if is_member and own.state != "joined":
+                if is_member and own.server_state != "joined":
                     return False
                 continue
             if (
                 placement is None
-                or own.state != "up"
+                or own.server_state != "up"
                 or placement.state not in {"live", "finalized"}
                 or placement.view != own.view
             ):
@@ -339,7 +339,7 @@ class SimCluster:
                 else "runs"
             )
             if own is not None:
-                what += f" {own.state} view={own.view} last={own.store.last_fseq}"
+                what += f" {own.server_state} view={own.view} last={own.store.last_fseq}"
             rows.append(f"{name}: {what}")
         rows += [
             f"shard {p.shard}: {p.state} view={p.view}" for p in self.state.placements.values()

@@ -192,7 +192,7 @@ class Faults:
         server, process = self.cluster.server(name), self.cluster.nodes[name]
         if server is None or process.is_paused or not self.may_fail(name):
             return False
-        self.may_lose |= server.replica.state.state == "frozen"
+        self.may_lose |= server.replica.state.server_state == "frozen"
         process.from_inside(server.stop)
         if process.is_up:
             process.kill()
@@ -285,7 +285,9 @@ class Faults:
             return False
         self.heal()
         servers = map(self.cluster.state_of, self.cluster.disks)
-        has_frozen = any(server is not None and server.state == "frozen" for server in servers)
+        has_frozen = any(
+            server is not None and server.server_state == "frozen" for server in servers
+        )
         self.may_lose |= loss.kills or loss.handlers or loss.power or has_frozen
         for shard in rebuild(self.cluster, loss, self._rotten):
             self.operator.add_again(shard)

@@ -191,7 +191,7 @@ def no_duplicate_is_recognised() -> Iterator[None]:
     insert = Replica._insert
 
     def inserted(self: Replica, route: bytes, message: wire.Insert) -> None:
-        session = self._state.sessions.by_client.get(message.client)
+        session = self.state.sessions.by_client.get(message.client)
         unit = session.units.get(message.seq) if session is not None else None
         if session is not None and unit is not None and unit.confirmed:
             del session.units[message.seq]
@@ -238,7 +238,7 @@ def restart_in_the_same_view() -> Iterator[None]:
         if start(state, saved, now, limbo=limbo):
             return True
         store, stream = state.store, state.stream
-        if state.state != "limbo" or not state.cluster or not store.last_view:
+        if state.server_state != "limbo" or not state.cluster or not store.last_view:
             return False
         fseq, tables = store.last_table()
         state.sessions.install(tables, now, store.last_end - 1, 0)
@@ -246,7 +246,7 @@ def restart_in_the_same_view() -> Iterator[None]:
             state.sessions.replay(entry, now)
         window = list(entries_after(store, stream.stable))
         stream.restore(stream.stable_mark, stream.durable_mark, window)
-        state.state, state.view = "up", store.last_view
+        state.server_state, state.view = "up", store.last_view
         return True
 
     # Its log may be shorter than the others'.
@@ -321,9 +321,9 @@ def unstable_records_are_delivered() -> Iterator[None]:
 
     def looked(self: Replica) -> None:
         readers = self._readers
-        if self._state.state == "up":
+        if self.state.server_state == "up":
             for key, subscription in readers.subscriptions.items():
-                if subscription.sent < self._state.clock.next_owned(self._state.stream.end):
+                if subscription.sent < self.state.clock.next_owned(self.state.stream.end):
                     readers._lagging[key] = subscription
         drained(self)
 

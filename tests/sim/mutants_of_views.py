@@ -92,10 +92,15 @@ def survivor_acks_after_its_promise() -> Iterator[None]:
         return roll(self, message, units, now)
 
     def inserted(self: Replica, route: bytes, message: wire.Insert) -> None:
-        state, clock = self._state, self._state.clock
+        state, clock = self.state, self.state.clock
         session = state.sessions.by_client.get(message.client)
         is_known = session is not None and message.seq in session.units
-        if state.state != "frozen" or message.view != state.view or is_known or state not in ends:
+        if (
+            state.server_state != "frozen"
+            or message.view != state.view
+            or is_known
+            or state not in ends
+        ):
             insert(self, route, message)
             return
         key = (state, message.client, message.seq)
@@ -139,8 +144,12 @@ def views_do_not_matter() -> Iterator[None]:
         on_ack(self, _replace(ack, view=unit.message.view) if unit is not None else ack)
 
     def is_mine(self: Replica, message: Any) -> bool:
-        state = self._state
-        return (state.state, message.cluster, message.shard) == ("up", state.cluster, state.shard)
+        state = self.state
+        return (state.server_state, message.cluster, message.shard) == (
+            "up",
+            state.cluster,
+            state.shard,
+        )
 
     with (
         replaced(Admission, "admit", admitted),
@@ -209,10 +218,10 @@ def two_states_begin_one_view() -> Iterator[None]:
         state = self._state
         if enter(self, decision):
             return True
-        if state.state != "frozen" or decision.view != self.number:
+        if state.server_state != "frozen" or decision.view != self.number:
             return False
         state.view, state.view_base = decision.view, state.stream.last
-        state.state, self.transfer = "joined", None
+        state.server_state, self.transfer = "joined", None
         return True
 
     with replaced(RecoveryParticipant, "_enter", entered):
@@ -253,8 +262,8 @@ def limbo_answers_absent() -> Iterator[None]:
     serve = Replica._serve
 
     def served(self: Replica, route: bytes, message: Any) -> None:
-        state = self._state
-        if state.state != "limbo" or not isinstance(message, wire.Locate):
+        state = self.state
+        if state.server_state != "limbo" or not isinstance(message, wire.Locate):
             serve(self, route, message)
             return
         state.send(

@@ -291,7 +291,7 @@ def test_stream_that_began_before_a_server_joined_is_ended() -> None:
         s.cluster.nodes[BACKUP].kill()
         s.until(lambda: s.cluster.nodes[BACKUP].is_up)
         s.until(lambda: s.state(BACKUP).frontier > inserted)
-        assert s.state(BACKUP).state == "limbo"
+        assert s.state(BACKUP).server_state == "limbo"
         s.lose("appender", BACKUP, Unsubscribe)
         appender.wait(appender.append(b"append"))
         s.until(s.cluster.is_whole)

@@ -30,7 +30,7 @@ def survivor_dies_alone() -> None:
         insert = writer.insert(b"of the survivor")
         # The first server that reports to the failure handler is the candidate.
         lost = [s.lose(other, "fh-0", Suspect) for other in OTHERS]
-        s.until(lambda: s.state(SURVIVOR).state == "joined")
+        s.until(lambda: s.state(SURVIVOR).server_state == "joined")
         s.heal(*lost)
         s.run(2 * S)
         delivered = list(reader.delivered)
@@ -53,7 +53,7 @@ def isolated_survivor_is_asked_for_the_tail() -> None:
             s.network.cut(other, SURVIVOR)
         insert = writer.insert(b"of the others")
         lost = [s.lose(other, "fh-0", Suspect) for other in OTHERS]
-        s.until(lambda: s.state(SURVIVOR).state == "joined")
+        s.until(lambda: s.state(SURVIVOR).server_state == "joined")
         s.network.cut("fh-0", SURVIVOR)
         s.network.cut(SURVIVOR, "fh-0")
         s.heal(*lost)

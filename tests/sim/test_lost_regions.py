@@ -134,7 +134,7 @@ def test_readers_continue_after_a_crash_of_the_only_server_that_is_left() -> Non
         assert {rid for (rid,) in acknowledged} == delivered.keys()
         state = cluster.state_of("shard-0-0")
         assert state is not None
-        assert state.state == "limbo"
+        assert state.server_state == "limbo"
 
 
 def test_a_shard_is_removed_once_its_lost_regions_are_given_up() -> None:

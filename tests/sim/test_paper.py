@@ -163,7 +163,7 @@ def test_4_2_5_a_record_that_was_acknowledged_keeps_its_one_position() -> None:
         assert s.log(BACKUP) == {}, "it has only its own guess"
         (insert,) = s.messages("alice", BACKUP, Insert)
         die(s)
-        s.until(lambda: s.state(BACKUP).state == "frozen")
+        s.until(lambda: s.state(BACKUP).server_state == "frozen")
         acked = len(acks(s, BACKUP, alice))
         alice.send_again(insert, BACKUP, view=1)
         s.run(3 * DELAY_NS)
@@ -211,7 +211,7 @@ def test_4_2_5_a_record_that_only_the_backup_placed_is_rolled_forward() -> None:
 
         s.until(lambda: ack_count() > 1)
         die(s)
-        s.until(lambda: s.state(BACKUP).state == "frozen")
+        s.until(lambda: s.state(BACKUP).server_state == "frozen")
         alice.send_again(s.messages("alice", BACKUP, Insert)[0], BACKUP, view=1)
         while_down = ack_count()
         assert s.settle() == {base: b"A"}

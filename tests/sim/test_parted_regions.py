@@ -89,7 +89,7 @@ def has_begun(cluster: SimCluster) -> bool:
     if known is None or known.decision is None:
         return False
     survivor = cluster.state_of(f"shard-0-{known.decision.survivor}")
-    return survivor is not None and survivor.state == "joined"
+    return survivor is not None and survivor.server_state == "joined"
 
 
 def has_returned(cluster: SimCluster) -> bool:

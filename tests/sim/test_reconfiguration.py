@@ -181,11 +181,11 @@ RECOVERING: dict[str, Callable[[Stage], object]] = {
     "suspected": lambda s: not s.cluster.nodes[PRIMARY].is_up,
     "attempted": lambda s: s.cluster.handlers.machine.shards,  # type: ignore[attr-defined]
     "taken out": lambda s: state(s, 0) == "recovering",
-    "frozen": lambda s: s.state(BACKUP).state == "frozen",
-    "decided": lambda s: s.state(BACKUP).state == "joined",
-    "joined": lambda s: s.cluster.state_of(PRIMARY) and s.state(PRIMARY).state == "joined",
+    "frozen": lambda s: s.state(BACKUP).server_state == "frozen",
+    "decided": lambda s: s.state(BACKUP).server_state == "joined",
+    "joined": lambda s: s.cluster.state_of(PRIMARY) and s.state(PRIMARY).server_state == "joined",
     "reinserted": lambda s: state(s, 0) == "live" and s.cluster.state.placements[0].view > 1,
-    "begun": lambda s: s.state(BACKUP).state == "up" and s.state(BACKUP).view > 1,
+    "begun": lambda s: s.state(BACKUP).server_state == "up" and s.state(BACKUP).view > 1,
 }
 
 

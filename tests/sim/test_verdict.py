@@ -37,7 +37,7 @@ def watch(cluster: PureCluster, known: StableLogs) -> None:
     known.ownership.learn(map(lease_of, cluster.groups["mms-0"].machine.runs))
     for replica in cluster.replicas():
         name = replica.config.name
-        state = cluster.world.nodes[name]._state
+        state = cluster.world.nodes[name].state
         log = known.shard(replica.shard)
         store = cluster.world.stores[name]
         entries = [plain(e) for e in store.log if e.fseq > log.observed(name)]

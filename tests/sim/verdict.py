@@ -77,7 +77,7 @@ class Monitor:
             log.seal()
         for replica in placement.replicas:
             state = self._cluster.state_of(replica.name)
-            if state is None or (state.state, state.view) != ("up", placement.view):
+            if state is None or (state.server_state, state.view) != ("up", placement.view):
                 continue
             open_gsn = self._ownership.next_owned(log.shard, state.frontier)
             assert open_gsn >= self._ownership.limit(log.shard), (
@@ -156,11 +156,11 @@ class Monitor:
         is_damaged = any(fault.kind == "rot" for fault in cluster.plan.faults)
         if cluster.plan.durability != "disk" or cluster.levels or is_damaged:
             return
-        if (state.state, state.view) != ("up", placement.view):
+        if (state.server_state, state.view) != ("up", placement.view):
             return
         for peer in (name, *cluster.peers(name)):
             other = cluster.state_of(peer)
-            if other is None or other.state not in {"up", "limbo"}:
+            if other is None or other.server_state not in {"up", "limbo"}:
                 continue
             if placement.replicas[other.server].fingerprint != fingerprint(other.config.identity):
                 continue  # It lost its directory.

@@ -192,10 +192,10 @@ class Stage:
                 entries = [_entry(e.decision) for e in decided(self.world, name)]
                 guesses = node._backup.guesses.promised.values() if node._backup else ()
                 entries += [f"seq={unit.seq}? {unit.gsns}" for unit in guesses]
-                stream = node._state.stream
+                stream = node.state.stream
                 lines.append(
                     f"   {name}: {'; '.join(entries) or 'nothing'}"
-                    f" | stable={stream.stable} frontier={node._state.frontier}"
+                    f" | stable={stream.stable} frontier={node.state.frontier}"
                 )
         return lines
 

@@ -65,7 +65,7 @@ def state_of(store: SegmentStore) -> ReplicaState:
     replicas = tuple(Address(f"shard-0-{i}", f"host:{i}") for i in range(3))
     config = ReplicaConfig("shard-0-0", "host:0", 0, 0, replicas, (), "memory", 1, Limits())
     state = ReplicaState(config, store, 2**62)
-    state.cluster, state.view, state.state = 2**62, 2**31, "up"
+    state.cluster, state.view, state.server_state = 2**62, 2**31, "up"
     return state
 
 

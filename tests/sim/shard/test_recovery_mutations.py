@@ -35,7 +35,7 @@ def without_the_promise(patch: Patch) -> None:
     def mutant(self: RecoveryParticipant, *args: Any) -> bool:
         done = freeze(self, *args)
         if done:
-            self._state.state = "up"
+            self._state.server_state = "up"
         return done
 
     patch.setattr(RecoveryParticipant, "freeze", mutant)
@@ -54,9 +54,9 @@ def restart_in_the_same_view(patch: Patch) -> None:
     save = checkpoint.save
 
     def mutant(state: Any) -> bytes:
-        was, state.state = state.state, "up"
+        was, state.server_state = state.server_state, "up"
         saved = save(state)
-        state.state = was
+        state.server_state = was
         return saved
 
     patch.setattr(module, "save", mutant)
@@ -78,7 +78,7 @@ def an_older_recovery_counts(patch: Patch) -> None:
     """D21: of two recoveries of one view, both may be decided."""
 
     def mutant(self: RecoveryParticipant, decision: Any) -> bool:
-        self._state.view, self._state.state = decision.view, "joined"
+        self._state.view, self._state.server_state = decision.view, "joined"
         return True
 
     patch.setattr(RecoveryParticipant, "_enter", mutant)

@@ -361,10 +361,10 @@ def test_units_reported_as_settled_are_forgotten() -> None:
     client = b"c" * 16
     for name in (PRIMARY, BACKUP):
         send(world, settled(9, client, view=2), settled(9, other(4)), to=name)
-        assert sorted(replica(world, name)._state.sessions.by_client[client].units) == [1, 2, 3]
+        assert sorted(replica(world, name).state.sessions.by_client[client].units) == [1, 2, 3]
         send(world, settled(3, client), settled(2, client), to=name)
-        assert sorted(replica(world, name)._state.sessions.by_client[client].units) == [3]
-        assert list(replica(world, name)._state.sessions.by_client) == [client]
+        assert sorted(replica(world, name).state.sessions.by_client[client].units) == [3]
+        assert list(replica(world, name).state.sessions.by_client) == [client]
         send(world, insert(2, count=3), to=name)
     assert {code for _, code in refusals(world)} == {"identity-reused"}
 
@@ -383,10 +383,10 @@ def test_sessions_without_units_are_evicted_for_others(
         for name in both:
             send(world, settled(2, other(number)), to=name)
     world.run(15 * S)
-    assert all(len(replica(world, name)._state.sessions.by_client) == 8 for name in both)
+    assert all(len(replica(world, name).state.sessions.by_client) == 8 for name in both)
     world.run(15 * S)
     for name in both:
-        known = [int.from_bytes(c, "big") for c in replica(world, name)._state.sessions.by_client]
+        known = [int.from_bytes(c, "big") for c in replica(world, name).state.sessions.by_client]
         assert known == [0, 2, 4, 5, 6, 7]
     expired = [e.decision.client for e in world.stores[BACKUP].log if is_expire(e)]  # type: ignore[union-attr]
     assert expired == [other(1), other(3)]
@@ -410,7 +410,7 @@ def test_sessions_are_stored_while_inserts_come(monkeypatch: pytest.MonkeyPatch)
     for name in (PRIMARY, BACKUP):
         stored = Sessions()
         stored.install(world.stores[name].last_table()[1], 0, 0, 0)
-        assert session_tables(stored) == session_tables(replica(world, name)._state.sessions) != []
+        assert session_tables(stored) == session_tables(replica(world, name).state.sessions) != []
 
 
 # --- leases and heartbeats ---
@@ -440,7 +440,7 @@ def test_announcement_from_another_process_is_ignored() -> None:
             assert effect.src == route
             assert type(message).__name__ in effect.reason
     assert world.halts == []
-    assert replica(world)._state.trim == 0
+    assert replica(world).state.trim == 0
 
 
 @pytest.mark.parametrize("known", ["", "its own", "another's"])
@@ -479,7 +479,7 @@ def test_heartbeats_report_the_state_that_the_service_needs() -> None:
     world.run(2 * S)
     for name in (PRIMARY, BACKUP):
         last = [h for h in probe(world, "mms-0").of(wire.Heartbeat) if h.node == name][-1]
-        state = replica(world, name)._state
+        state = replica(world, name).state
         assert (last.state, last.view, last.lease) == ("up", 1, 1)
         assert last.digest == first_lease(1).digest
         assert last.frontier == state.frontier > 1
@@ -521,10 +521,10 @@ def test_limbo_refuses_everything_but_stable_reads() -> None:
     world.run(100 * MS)
     assert refusals(world) == [(2, "not-ready")]
     assert not any("Report" in line or "Resend" in line for line in world.trace)
-    assert replica(world)._state.stream.stable < replica(world)._state.stream.last
+    assert replica(world).state.stream.stable < replica(world).state.stream.last
     grant(world, first_lease(1).following(), 1)
     world.run(5 * MS)
-    assert replica(world, BACKUP)._state.state == "limbo"
+    assert replica(world, BACKUP).state.server_state == "limbo"
 
 
 def test_checkpoint_taken_in_limbo_is_limbo() -> None:
@@ -534,10 +534,10 @@ def test_checkpoint_taken_in_limbo_is_limbo() -> None:
     world.run(300 * MS)
     world.restart(PRIMARY, clean=False)
     world.restart(PRIMARY)
-    assert replica(world)._state.state == "limbo"
+    assert replica(world).state.server_state == "limbo"
     grant(world, first_lease(1), 1)
     world.run(5 * MS)
-    assert replica(world)._state.state == "limbo"
+    assert replica(world).state.server_state == "limbo"
 
 
 def test_checkpoint_holds_everything() -> None:
@@ -561,7 +561,7 @@ def test_first_start_without_anything_is_not_limbo() -> None:
     add_shard(world, 0)
     grant(world, first_lease(1), 1)
     world.run(2 * MS)
-    assert replica(world)._state.state == "up"
+    assert replica(world).state.server_state == "up"
 
 
 @examples(40, derandomize=True)

@@ -43,7 +43,7 @@ def state_of(server: int = 0) -> ReplicaState:
         f"shard-0-{server}", f"host:{server}", 0, server, replicas, (), "memory", 1, Limits()
     )
     state = ReplicaState(config, MemoryStore(), 7)
-    state.cluster, state.view, state.state = 1, 2, "joined"
+    state.cluster, state.view, state.server_state = 1, 2, "joined"
     return state
 
 
@@ -86,7 +86,7 @@ def ask(tables: int, client: bytes, seq: int) -> Fetch:
 def join(state: ReplicaState) -> ReplicaState:
     """Let a server adopt the sessions of another one; return its state."""
     other = state_of(1)
-    other.state = "limbo"
+    other.server_state = "limbo"
     decision = ViewDecided(1, 0, 2, 0, 7, 0, bytes(16), True)
     member = StateTransfer(other, decision, 0, is_witness=False)
     for _ in range(10_000):
@@ -257,7 +257,7 @@ class Shard:
 
     def __init__(self) -> None:
         self.state = state_of()
-        self.state.state = "up"
+        self.state.server_state = "up"
         self.tables = SessionTableWriter(self.state)
         self.now = 1
         self.next_seq: dict[int, int] = {}
@@ -340,7 +340,7 @@ def test_parts_and_entries_give_the_sessions_after_a_crash_anywhere(
 def test_a_table_is_stored_in_parts_with_pauses() -> None:
     """The server does other work between parts, with any number of sessions."""
     state = bulk_writers(9, 3)
-    state.state = "up"
+    state.server_state = "up"
     tables = SessionTableWriter(state)
     tables.start_if_due(5)
     assert tables.due is None
@@ -367,7 +367,7 @@ def test_a_table_is_stored_in_parts_with_pauses() -> None:
 
 def test_tables_are_a_small_part_of_what_is_written() -> None:
     state = bulk_writers(9, 3)
-    state.state = "up"
+    state.server_state = "up"
     tables = SessionTableWriter(state)
     tables._last_bytes = 100 << 20
     state.bytes_since_table = 300 << 20

@@ -108,4 +108,4 @@ def without_positions(world: World, placed: str = "leaving") -> None:
 
 
 def sealed(world: World, *names: str) -> list[bool]:
-    return [replica(world, name)._state.is_sealed for name in names or (PRIMARY, BACKUP)]
+    return [replica(world, name).state.is_sealed for name in names or (PRIMARY, BACKUP)]

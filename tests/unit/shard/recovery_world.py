@@ -96,7 +96,7 @@ def promise(world: World, name: str, recovery: int = 2, view: int = 1) -> wire.F
 
 
 def joined(world: World, *names: str) -> bool:
-    return all(replica(world, name)._state.state == "joined" for name in names)
+    return all(replica(world, name).state.server_state == "joined" for name in names)
 
 
 def begin(world: World, view: int, f: int = 1) -> None:

@@ -199,7 +199,7 @@ def test_another_copy_of_a_unit_without_slots_is_refused() -> None:
     send(world, insert(1, copy=1))
     replica = world.nodes[BACKUP]
     assert isinstance(replica, Replica)
-    replica._state.primary_full = "its disk is full"
+    replica.state.primary_full = "its disk is full"
     send(world, insert(1, copy=2))
     assert promises(world) == [(1, "no-space", 2)]
 

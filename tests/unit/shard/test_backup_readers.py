@@ -21,7 +21,7 @@ def replica(world: World, name: str) -> Replica:
 
 
 def has_readers(world: World) -> bool:
-    return replica(world, PRIMARY)._state.has_readers(world.now)
+    return replica(world, PRIMARY).state.has_readers(world.now)
 
 
 def follow(world: World, server: str = BACKUP) -> Reader:
@@ -58,8 +58,8 @@ def test_entries_applied_by_the_only_backup_are_stable_there() -> None:
     put(world, 1)
     world.run(2 * MS)
     assert [gsn for gsn, _ in reader.delivered] == [1]
-    assert replica(world, BACKUP)._state.stream.stable == 1
-    assert replica(world, PRIMARY)._state.stream.stable == 0, "no report came"
+    assert replica(world, BACKUP).state.stream.stable == 1
+    assert replica(world, PRIMARY).state.stream.stable == 0, "no report came"
 
 
 def test_a_guess_is_not_stable() -> None:
@@ -69,7 +69,7 @@ def test_a_guess_is_not_stable() -> None:
     put(world, 1)
     world.run(2 * MS)
     assert not reader.delivered
-    assert replica(world, BACKUP)._state.stream.stable == 0
+    assert replica(world, BACKUP).state.stream.stable == 0
 
 
 def test_a_body_that_arrives_after_its_decision_makes_it_stable() -> None:
@@ -89,7 +89,7 @@ def test_the_backup_of_three_waits_for_the_stable_watermark() -> None:
     world.links[OTHER, PRIMARY] = Link(lose=lambda: True)
     put(world, 1, f=2)
     world.run(20 * MS)
-    assert replica(world, BACKUP)._state.stream.last == 1
+    assert replica(world, BACKUP).state.stream.last == 1
     assert not reader.delivered
     world.links.clear()
     world.run(2 * S)
@@ -105,7 +105,7 @@ def test_at_level_disk_it_is_stable_once_it_is_on_both_disks(slow: str) -> None:
     world.flush_ns, world.slow_flushes[slow] = 3 * MS, 6 * MS
     put(world, 1)
     world.run(5 * MS)
-    assert replica(world, BACKUP)._state.stream.last == 1
+    assert replica(world, BACKUP).state.stream.last == 1
     assert not reader.delivered, f"the disk of {slow} is not done"
     world.run(2 * MS)
     assert [gsn for gsn, _ in reader.delivered] == [1]
@@ -116,7 +116,7 @@ def test_at_level_disk_both_disks_write_at_the_same_time() -> None:
     world.flush_ns = 3 * MS
     put(world, 1)
     world.run(4 * MS)
-    assert replica(world, PRIMARY)._state.stream.durable == 1
+    assert replica(world, PRIMARY).state.stream.durable == 1
 
 
 def test_at_level_disk_the_primary_counts_its_own_disk() -> None:
@@ -124,7 +124,7 @@ def test_at_level_disk_the_primary_counts_its_own_disk() -> None:
     world.flush_ns, world.slow_flushes[PRIMARY] = 1 * MS, 6 * MS
     put(world, 1)
     world.run(5 * MS)
-    primary = replica(world, PRIMARY)._state.stream
+    primary = replica(world, PRIMARY).state.stream
     assert (primary.last, primary.stable) == (1, 0)
     world.run(2 * MS)
     assert primary.stable == 1
@@ -138,7 +138,7 @@ def test_stable_entries_of_the_backup_stay_stable_over_a_restart(clean: bool) ->
     put(world, 1)
     world.run(200 * MS)  # a watermark record is written
     again = world.restart(BACKUP, clean=clean)
-    assert again._state.stream.stable == 1
+    assert again.state.stream.stable == 1
     found = again._readers._find(1)
     assert (found.answer, found.stable) == ("record", True)
 
@@ -208,7 +208,7 @@ def test_subscribers_at_the_other_backup_keep_the_shard_read() -> None:
     world.run(2 * MS)
     unsubscribe(world, reader)
     world.run(1 * MS)
-    assert not replica(world, BACKUP)._state.has_subscribers
+    assert not replica(world, BACKUP).state.has_subscribers
     assert has_readers(world)
 
 

@@ -79,7 +79,7 @@ def test_frontier_is_stable_and_not_only_decided() -> None:
     open_stream(world, credit=100)
     world.kill("shard-0-1")
     put(world, insert(1))
-    assert replica(world)._state.stream.end == 2, "the primary has decided it"
+    assert replica(world).state.stream.end == 2, "the primary has decided it"
     raise_credit(world, 200)
     raise_credit(world, 200)
     assert sent(world)[-1][1] == 1
@@ -87,11 +87,11 @@ def test_frontier_is_stable_and_not_only_decided() -> None:
 
 def test_reader_counts_as_a_subscriber() -> None:
     world = calm_world()
-    assert not replica(world)._state.has_subscribers
+    assert not replica(world).state.has_subscribers
     open_stream(world, credit=0)
-    assert replica(world)._state.has_subscribers
+    assert replica(world).state.has_subscribers
     world.run(11_000 * MS)
-    assert not replica(world)._state.has_subscribers, "it was silent"
+    assert not replica(world).state.has_subscribers, "it was silent"
 
 
 def test_frontier_moves_with_a_lease_alone() -> None:
@@ -112,7 +112,7 @@ def test_trim_ends_the_stream() -> None:
         put(world, insert(seq))
     trim(world, 5)
     assert [t.first for t in probe(world).of(wire.Trimmed)] == [5]
-    assert not replica(world)._state.has_subscribers
+    assert not replica(world).state.has_subscribers
 
 
 # --- clients that wait for nothing ---
@@ -177,7 +177,7 @@ def test_a_client_that_begins_to_wait_gets_the_frontier_at_once(
     place(world, 2)
     world.run(pause)
     assert forwards(world) == (1 if pause else 0)
-    end = replica(world)._state.stream.end
+    end = replica(world).state.stream.end
     world.send("c", server, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, end - 1))
     world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 0, end - 1))
     world.run(delays * 50 * US + 10 * US)
@@ -192,14 +192,14 @@ def test_other_shards_get_hints_of_appends_only(server: str) -> None:
     assert forwards(world) == 1
     assert not any(isinstance(m, wire.Ahead) for _, _, m in world.sent)
     place(world, 3, sealed=True)
-    assert hints(world) == 2 * [replica(world)._state.stream.last_record]
+    assert hints(world) == 2 * [replica(world).state.stream.last_record]
 
 
 def test_primary_forwards_at_once_until_no_append_follows() -> None:
     world = idle_client(BACKUP)
     demands: list[bool] = []
     for seq in range(2, 6):
-        end = replica(world)._state.stream.end
+        end = replica(world).state.stream.end
         world.send("c", BACKUP, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, end))
         world.run(100 * US)
         place(world, seq)
@@ -215,7 +215,7 @@ def test_report_for_another_reason_keeps_the_demand() -> None:
     world.send("e", PRIMARY, wire.Subscribe(CLUSTER, 0, 1, b"e" * 16, 7, 1, 0, "frontier"))
     world.run(2 * MS)
     world.sent.clear()
-    end = replica(world)._state.stream.end
+    end = replica(world).state.stream.end
     world.send("e", PRIMARY, wire.Credit(CLUSTER, 0, 1, b"e" * 16, 7, end))
     world.send("c", BACKUP, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, end))
     world.run(100 * US)
@@ -243,7 +243,7 @@ def test_wrong_guesses_alone_cause_no_hints() -> None:
     world.run(1 * MS)
     world.sent.clear()
     place(world, 3)
-    assert hints(world) == 2 * [replica(world)._state.stream.last_record]
+    assert hints(world) == 2 * [replica(world).state.stream.last_record]
 
 
 def test_a_backup_of_an_earlier_release_may_have_followers() -> None:
@@ -252,4 +252,4 @@ def test_a_backup_of_an_earlier_release_may_have_followers() -> None:
     world.inject(PRIMARY, Received(b"shard-0-1", report))
     world.sent.clear()
     place(world, 2)
-    assert hints(world) == 2 * [replica(world)._state.stream.last_record]
+    assert hints(world) == 2 * [replica(world).state.stream.last_record]

@@ -103,7 +103,7 @@ def test_shard_without_positions_decides_the_rest_and_refuses_waiting_units(plac
     send(world, insert(1), insert(3, predecessor=2), run=5 * MS)
     without_positions(world, placed)
     for name in (PRIMARY, BACKUP):
-        state = replica(world, name)._state
+        state = replica(world, name).state
         assert state.has_no_positions
         assert state.stream.stable_end >= LIMIT, "all is decided even without readers"
         assert state.frontier == WITHOUT.stop
@@ -116,7 +116,7 @@ def test_shard_without_positions_decides_the_rest_and_refuses_waiting_units(plac
 def test_last_lease_is_used_to_its_end() -> None:
     """A coming lease does not affect inserts that arrive before it begins."""
     world = start()
-    ends = replica(world, PRIMARY)._state.clock.ends_at
+    ends = replica(world, PRIMARY).state.clock.ends_at
     assert ends is not None
     rest = ends - world.now
     announce(world, "leaving", WITHOUT, starts_in_us=rest // 1000, run=rest - 10 * MS)
@@ -125,7 +125,7 @@ def test_last_lease_is_used_to_its_end() -> None:
     send(world, insert(3, predecessor=2))
     world.run(20 * MS)
     assert redirects(world) == [(3, 0), (3, 1)], "refused when the lease ends, by itself"
-    assert replica(world, PRIMARY)._state.stream.stable_end >= LIMIT
+    assert replica(world, PRIMARY).state.stream.stable_end >= LIMIT
 
 
 @pytest.mark.parametrize("placed", ["live", "recovering", "joining"])
@@ -134,7 +134,7 @@ def test_server_that_may_have_positions_lets_units_wait(placed: str) -> None:
     without_positions(world, placed)
     send(world, insert(1), run=50 * MS)
     assert not received(world, wire.Refused)
-    assert not replica(world, PRIMARY)._state.has_no_positions
+    assert not replica(world, PRIMARY).state.has_no_positions
 
 
 def test_server_without_a_lease_is_not_without_positions() -> None:
@@ -156,10 +156,10 @@ def test_refused_units_do_not_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> 
     without_positions(world)
     assert redirects(world) == [(2, 0), (3, 0)]
     world.run(100 * MS)
-    assert replica(world, PRIMARY)._state.stream.end < LIMIT, "only what fits is decided"
+    assert replica(world, PRIMARY).state.stream.end < LIMIT, "only what fits is decided"
     world.paused.clear()
     world.run(100 * MS)
-    assert replica(world, PRIMARY)._state.stream.stable_end >= LIMIT
+    assert replica(world, PRIMARY).state.stream.stable_end >= LIMIT
 
 
 # --- primary and backup learn of the end at different times ---
@@ -178,7 +178,7 @@ def test_backup_does_not_refuse_units_that_the_stream_may_place() -> None:
     world = start()
     send(world, insert(2, predecessor=1), to=(BACKUP,))
     announce(world, "leaving", WITHOUT, to=(BACKUP,))
-    assert replica(world, BACKUP)._state.has_no_positions
+    assert replica(world, BACKUP).state.has_no_positions
     send(world, insert(1), insert(2, predecessor=1), to=(PRIMARY,))
     send(world, insert(3), to=(BACKUP,))
     assert redirects(world) == []
@@ -331,7 +331,7 @@ def test_another_lease_ends_the_sealed_state() -> None:
     assert sealed(world) == [True, True]
     announce(world, "leaving", AGAIN, AGAIN.following(OTHER), starts_in_us=500_000, run=100 * MS)
     assert sealed(world) == [False, False]
-    assert not replica(world, PRIMARY)._state.has_no_positions
+    assert not replica(world, PRIMARY).state.has_no_positions
     world.run(900 * MS)
     assert sealed(world) == [True, True]
 
@@ -345,7 +345,7 @@ def test_leases_that_ended_before_they_arrived_are_decided_too() -> None:
     world.paused.clear()
     world.run(300 * MS)
     assert sealed(world) == [True, True]
-    assert replica(world, PRIMARY)._state.stream.stable_end >= AGAIN.stop
+    assert replica(world, PRIMARY).state.stream.stable_end >= AGAIN.stop
 
 
 def test_shard_that_was_never_a_member_is_sealed_at_once() -> None:

@@ -56,8 +56,8 @@ def recover(world: World, survivor: str, *others: str, view: int = 2) -> None:
         CLUSTER, 0, view, frozen.server, frozen.incarnation, frozen.last, frozen.digest
     )
     order(world, decided, survivor, *others)
-    servers = [replica(world, name)._state for name in (survivor, *others)]
-    assert world.run_until(lambda: all(state.state == "joined" for state in servers), 2 * S)
+    servers = [replica(world, name).state for name in (survivor, *others)]
+    assert world.run_until(lambda: all(state.server_state == "joined" for state in servers), 2 * S)
 
 
 def seqs(world: World, name: str) -> list[int]:
@@ -74,8 +74,8 @@ def test_view_of_a_shard_that_has_left_begins_normally(placed: ShardState) -> No
     recover(world, PRIMARY, BACKUP)
     announce(world, placed, view=2, run=300 * MS)
     for name in (PRIMARY, BACKUP):
-        state = replica(world, name)._state
-        assert (state.state, state.view, state.has_no_positions) == ("up", 2, True)
+        state = replica(world, name).state
+        assert (state.server_state, state.view, state.has_no_positions) == ("up", 2, True)
         assert state.is_sealed == (placed != "parked")
         assert last_beat(world, name).is_sealed == state.is_sealed
     send(world, insert(1, view=2), insert(2, view=2))
@@ -130,7 +130,7 @@ def test_tombstones_hold_within_one_view() -> None:
     announce(world, "live", AGAIN.following((replace(BOTH[0], view=2), BOTH[1])), AGAIN, view=2)
     for name in (PRIMARY, BACKUP):
         assert not any(
-            session.refused for session in replica(world, name)._state.sessions.by_client.values()
+            session.refused for session in replica(world, name).state.sessions.by_client.values()
         )
 
 
@@ -277,7 +277,7 @@ class Storm:
             for job in client.jobs.values():
                 self.judge_job(client, job, placed.get((client.id, job.seq)))
         for name in shard_names(0, self.f):
-            state = replica(self.world, name)._state
+            state = replica(self.world, name).state
             assert state.is_sealed, f"{name} is not sealed"
             assert not any(
                 unit.gsns is None

@@ -53,7 +53,7 @@ def test_decided_units_are_sent_before_they_are_stable() -> None:
     subscribe(world)
     world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
     put(world, insert(1, count=2), insert(2))
-    assert replica(world)._state.stream.stable == 0
+    assert replica(world).state.stream.stable == 0
     assert [unit for _, _, units in sent(world) for unit in units] == [[1, 2], [3]]
     assert sent(world)[-1][1] == 4
 
@@ -114,7 +114,7 @@ def test_at_level_disk_it_does_not_wait_for_the_disk() -> None:
     world.run(1 * MS)
     assert sent(world)[-1] == (1, 2, [[1]])
     assert not probe(world).of(wire.InsertAck)
-    assert replica(world)._state.persisted == 0
+    assert replica(world).state.persisted == 0
 
 
 @pytest.mark.parametrize("is_backup", [False, True])
@@ -131,7 +131,7 @@ def test_only_the_primary_of_the_view_serves_it(is_backup: bool) -> None:
 
 def test_stream_counts_as_a_subscription() -> None:
     world = calm_world()
-    state = replica(world)._state
+    state = replica(world).state
     assert (state.has_subscribers, state.has_early_streams) == (False, False)
     subscribe(world)
     assert (state.has_subscribers, state.has_early_streams) == (True, True)
@@ -147,7 +147,7 @@ def test_silent_stream_is_dropped() -> None:
     world = calm_world()
     subscribe(world)
     world.run(12 * S)
-    assert not replica(world)._state.has_early_streams
+    assert not replica(world).state.has_early_streams
     world.send("c", PRIMARY, wire.Credit(CLUSTER, 0, 1, CLIENT, 1, 100))
     world.run(1 * MS)
     assert refusals(world) == ["unknown-subscription"]
@@ -216,7 +216,7 @@ def test_trim_ends_the_stream() -> None:
     put(world, *[insert(seq) for seq in range(1, 6)])
     trim(world, 5)
     assert [t.first for t in probe(world).of(wire.Trimmed)] == [5]
-    assert not replica(world)._state.has_early_streams
+    assert not replica(world).state.has_early_streams
     subscribe(world, number=2)
     assert [t.first for t in probe(world).of(wire.Trimmed)] == [5, 5]
 
@@ -231,7 +231,7 @@ def test_busy_store_refuses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.stores[PRIMARY], "scan", busy)
     subscribe(world)
     assert refusals(world) == ["not-ready"]
-    assert not replica(world)._state.has_early_streams
+    assert not replica(world).state.has_early_streams
 
 
 def test_stream_never_passes_the_leases() -> None:
@@ -274,7 +274,7 @@ def test_unsettled_stream_is_closed_when_the_next_view_begins() -> None:
     order(world, decision(frozen), PRIMARY, BACKUP)
     begin(world, 2)
     assert refusals(world) == ["not-ready"]
-    assert not replica(world)._state.has_early_streams
+    assert not replica(world).state.has_early_streams
 
 
 @examples(40, derandomize=True)

@@ -48,7 +48,7 @@ def forgotten(f: int = 1) -> World:
 
 
 def sessions(world: World, name: str) -> Sessions:
-    return replica(world, name)._state.sessions
+    return replica(world, name).state.sessions
 
 
 def refused(world: World) -> list[tuple[int, int, str]]:
@@ -99,7 +99,7 @@ def test_expiry_at_the_backup_raises_the_horizon_of_kept_sessions() -> None:
     world = start(session_timeout_s=2)
     send(world, OLD, PRIMARY, BACKUP)
     send(world, replace(insert(2), since=2), BACKUP)  # a promise is kept
-    state = replica(world, BACKUP)._state
+    state = replica(world, BACKUP).state
     gsn = places(world, BACKUP)[0].gsns[-1]
     world.run_until(lambda: 1 not in state.sessions.by_client[OLD.client].units, 4 * S)
     assert state.sessions.by_client[OLD.client].horizon == state.sessions.horizon == gsn
@@ -154,7 +154,7 @@ def test_finalized_shard_promises_nothing_about_a_forgotten_unit() -> None:
     """A `redirect` would let the client insert the record elsewhere, a second time."""
     world = forgotten()
     for name in (PRIMARY, BACKUP):
-        replica(world, name)._state.shard_state = "finalized"
+        replica(world, name).state.shard_state = "finalized"
     send(world, AGAIN, PRIMARY, BACKUP)
     assert refused(world) == [(1, 0, "expired"), (1, 1, "expired")]
     send(world, replace(AGAIN, client=OTHER, since=1 << 40), PRIMARY)

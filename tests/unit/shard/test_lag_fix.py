@@ -56,7 +56,7 @@ def put(world: World, *seqs: int, shard: int = 0, count: int = 1) -> None:
 def watch(world: World, *names: str) -> None:
     """Add a reader that waits for each record."""
     for name in names:
-        state = replica(world, name)._state
+        state = replica(world, name).state
         state.last_want, state.has_followers = world.now, True
 
 
@@ -70,7 +70,7 @@ def hints(world: World) -> list[tuple[str, str, int]]:
 
 
 def holes(world: World, name: str) -> int:
-    return replica(world, name)._state.holes
+    return replica(world, name).state.holes
 
 
 def skips(world: World, name: str) -> list[Skip]:
@@ -154,7 +154,7 @@ def test_primary_that_received_a_higher_hint_sends_none() -> None:
     put(world, 1)
     assert hints(world) == [(FIRST, SECOND, 1001)]
     world.send("c", FIRST, wire.Ahead(CLUSTER, 1, 2000))
-    replica(world, FIRST)._state.last_want = -(2**62)  # without readers, it gives up nothing
+    replica(world, FIRST).state.last_want = -(2**62)  # without readers, it gives up nothing
     world.run(1 * MS)
     watch(world, FIRST)
     put(world, 2)
@@ -275,7 +275,7 @@ def test_backup_ignores_hints_that_its_primary_does_not_follow() -> None:
     for seq in range(1, 4):
         put(world, seq, shard=1)
     for seq in range(4, 204):
-        end = replica(world, SECOND)._state.stream.end
+        end = replica(world, SECOND).state.stream.end
         world.send("c", "shard-1-1", wire.Ahead(CLUSTER, 0, end + 2000))
         put(world, seq, shard=1)
     assert 0 < len(waited(world, 1)) < 20

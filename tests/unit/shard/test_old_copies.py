@@ -91,7 +91,7 @@ def test_server_with_an_old_copy_enters_limbo_and_copies_the_log(name: str) -> N
     other = BACKUP if name == PRIMARY else PRIMARY
     whole = log(world, other)
     new = replace(world, name, copy)
-    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
+    assert world.run_until(lambda: new.state.server_state == "limbo", 1 * S)
     world.run(5 * MS)
     assert any(one.node == name and one.state == "limbo" for one in heard(world, wire.Suspect))
     recover(world, other, name)
@@ -103,14 +103,14 @@ def test_primary_with_an_old_copy_decides_nothing_before_it_is_found() -> None:
     copy = outdated(world)
     world.paused.add(BACKUP)
     new = replace(world, PRIMARY, copy)
-    last = new._state.stream.last
+    last = new.state.stream.last
     insert_at_all(world, 3)
     send(world, wire.Want(CLUSTER, 0, 0, LEASE.base + 9), PRIMARY)
     world.run(500 * MS)
-    assert (new._state.state, new._state.stream.last) == ("up", last)
+    assert (new.state.server_state, new.state.stream.last) == ("up", last)
     world.paused.discard(BACKUP)
-    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
-    assert new._state.stream.last <= last
+    assert world.run_until(lambda: new.state.server_state == "limbo", 1 * S)
+    assert new.state.stream.last <= last
     assert (3, 0) not in {(seq, server) for seq, server, _ in acks(world)}
 
 
@@ -119,11 +119,11 @@ def test_request_to_freeze_from_before_an_old_copy_was_found_is_ignored() -> Non
     world = start()
     copy = outdated(world)
     new = replace(world, PRIMARY, copy)
-    incarnation = new._state.incarnation
-    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
+    incarnation = new.state.incarnation
+    assert world.run_until(lambda: new.state.server_state == "limbo", 1 * S)
     order(world, msgspec.structs.replace(freeze(), incarnation=incarnation), PRIMARY)
     world.run(100 * MS)
-    assert new._state.state == "limbo"
+    assert new.state.server_state == "limbo"
     assert not heard(world, wire.Frozen)
     recover(world, BACKUP, PRIMARY)
     assert log(world, PRIMARY) == log(world, BACKUP)
@@ -136,9 +136,9 @@ def test_each_backup_counts() -> None:
     new = replace(world, PRIMARY, copy, f=2)
     world.send(BACKUP, PRIMARY, wire.Beat(CLUSTER, 0, 1, 1, 7, "up"))  # of an earlier release
     insert_at_all(world, 3, f=2)
-    assert new._state.stream.last == copy.store.last_fseq
+    assert new.state.stream.last == copy.store.last_fseq
     world.paused.discard(THIRD)
-    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
+    assert world.run_until(lambda: new.state.server_state == "limbo", 1 * S)
 
 
 def test_an_unstable_entry_of_one_backup_counts() -> None:
@@ -149,9 +149,9 @@ def test_an_unstable_entry_of_one_backup_counts() -> None:
     world.paused.add(THIRD)
     send(world, insert(2), PRIMARY, BACKUP)
     world.run(10 * MS)
-    assert replica(world, BACKUP)._state.stream.last > replica(world, BACKUP)._state.stream.stable
+    assert replica(world, BACKUP).state.stream.last > replica(world, BACKUP).state.stream.stable
     new = replace(world, PRIMARY, copy, f=2)
-    assert world.run_until(lambda: new._state.state == "limbo", 500 * MS)
+    assert world.run_until(lambda: new.state.server_state == "limbo", 500 * MS)
 
 
 def test_copy_from_before_the_view_began_is_compared() -> None:
@@ -168,9 +168,9 @@ def test_copy_from_before_the_view_began_is_compared() -> None:
     world.paused.add(BACKUP)
     new = replace(world, PRIMARY, copy)
     begin(world, 2)
-    assert (new._state.state, new._state.is_compared) == ("up", False)
+    assert (new.state.server_state, new.state.is_compared) == ("up", False)
     world.paused.discard(BACKUP)
-    assert world.run_until(lambda: new._state.state == "limbo", 1 * S)
+    assert world.run_until(lambda: new.state.server_state == "limbo", 1 * S)
 
 
 def gated(world: World) -> Replica:
@@ -203,16 +203,16 @@ def test_primary_of_a_leaving_shard_decides_the_rest_after_the_comparison() -> N
     """No further announcement is needed: it may take as long as a lease."""
     world = start()
     primary = gated(world)
-    clock, stream = primary._state.clock, primary._state.stream
+    clock, stream = primary.state.clock, primary.state.stream
     following = LEASE.following((msgspec.structs.replace(LEASE.members[0], shard=1),))
     leaving = msgspec.structs.replace(placements(1, 1)[0], state="leaving")
     message = wire.LeaseAnnounced(CLUSTER, [run_of(following)], 0, [leaving], 0)
     world.send("mms-0", PRIMARY, message, reply=True)
     world.run(500 * MS)
-    assert primary._state.has_no_positions
+    assert primary.state.has_no_positions
     assert not clock.has_ended(stream.end)
     world.paused.discard(BACKUP)
-    assert world.run_until(lambda: primary._state.is_compared, 1 * S)
+    assert world.run_until(lambda: primary.state.is_compared, 1 * S)
     assert clock.has_ended(stream.end)
 
 
@@ -246,7 +246,7 @@ def test_heartbeats_of_frozen_servers_and_other_views_are_not_compared(peer: int
     name = shard_names(0, 1)[1 - peer]
     for view, state in ((1, "frozen"), (1, "starting"), (0, "up")):
         send(world, wire.Beat(CLUSTER, 0, view, peer, 7, state, 0, "", 1000, 1000), name)
-        assert replica(world, name)._state.state == "up"
+        assert replica(world, name).state.server_state == "up"
 
 
 def test_the_view_after_a_recovery_needs_no_comparison() -> None:
@@ -257,16 +257,16 @@ def test_the_view_after_a_recovery_needs_no_comparison() -> None:
     world.restart(PRIMARY)
     announce(world, PRIMARY)
     world.run(100 * MS)
-    assert not replica(world, PRIMARY)._state.is_compared
+    assert not replica(world, PRIMARY).state.is_compared
     world.paused.discard(BACKUP)
     frozen = recover(world, BACKUP, PRIMARY)
     assert frozen.recovery == 2
     begin(world, 2)
-    assert replica(world, PRIMARY)._state.is_compared
+    assert replica(world, PRIMARY).state.is_compared
 
 
 def test_without_a_failure_handler_nothing_is_compared() -> None:
     world = calm_world()
     insert_at_all(world, 1)
     world.restart(PRIMARY)
-    assert replica(world, PRIMARY)._state.is_compared
+    assert replica(world, PRIMARY).state.is_compared

@@ -40,7 +40,7 @@ def state_of(server: int, log: list[Entry], stable: int = 20, f: int = 2) -> Rep
     for entry in log:
         store.append(entry)
     state = ReplicaState(config, store, 1)
-    state.cluster, state.view, state.state = 77, 1, "up"
+    state.cluster, state.view, state.server_state = 77, 1, "up"
     mark = Watermark(stable, 10 * stable + 1, 10 * stable)
     state.stream.restore(mark, mark, [])
     return state
@@ -260,11 +260,11 @@ def test_only_stable_entries_are_requested() -> None:
 
 def test_a_server_that_is_not_up_sends_no_request() -> None:
     shard = Shard({8})
-    shard.state.state = "limbo"
+    shard.state.server_state = "limbo"
     shard.need(80)
     shard.run(5 * S)
     assert shard.asked == []
-    shard.state.state = "joined"
+    shard.state.server_state = "joined"
     shard.run(5 * S)
     assert shard.damaged == set()
 
@@ -275,7 +275,7 @@ def test_a_server_that_leaves_its_view_drops_the_question() -> None:
     shard.repair.tick(shard.now)
     shard.deliver()
     assert len(shard.asked) == 1
-    shard.state.state = "frozen"
+    shard.state.server_state = "frozen"
     shard.run(5 * S)
     assert len(shard.asked) == 1
     answer = Fetched(77, 0, 1, 1, 7, 0, 7, 20, [], [], 0, 0, 20)
@@ -390,7 +390,7 @@ class Limbo(Shard):
         held = log if others is None else others
         self.peers = {NAMES[i].encode(): state_of(i, held, stable, f) for i in range(1, f + 1)}
         for state in (self.state, *self.peers.values()):
-            state.state, state.view = "limbo", 0
+            state.server_state, state.view = "limbo", 0
         self.recovery = RecoveryParticipant(self.state)
         self.repair = Repair(self.state, self.recovery)
 
@@ -520,13 +520,13 @@ def test_an_answer_that_is_stale_late_or_foreign_is_not_taken_in_limbo() -> None
     shard.recovery.on_repaired()  # another one leads
     assert not take(ONE, answer, shard.now)
     shard.recovery.missing = missing
-    shard.state.state = "frozen"
+    shard.state.server_state = "frozen"
     assert not take(ONE, answer, shard.now)
-    shard.state.state, shard.state.view = "joined", 2
+    shard.state.server_state, shard.state.view = "joined", 2
     assert not take(ONE, answer, shard.now)
     assert not take(ONE, Fetched(**{**fields, "view": 2}), shard.now), "no peer was asked in it"
     assert shard.parts == []
-    shard.state.state = "limbo"
+    shard.state.server_state = "limbo"
     assert take(ONE, answer, shard.now)
     assert not take(ONE, answer, shard.now), "it comes twice"
     assert shard.damaged == set()

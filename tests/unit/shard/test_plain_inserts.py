@@ -191,7 +191,7 @@ def test_batch_end_is_due_when_a_reader_waits_for_a_report() -> None:
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
     path.end_batch(world.now + LINGER_NS)
     assert sent(path, wire.Forward)
-    end = node._state.stream.end
+    end = node.state.stream.end
     assert path.receive(b"<c", wire.Want(CLUSTER, 0, 7, end - 1), world.now + LINGER_NS)
     assert path.end_batch(world.now + LINGER_NS) <= world.now + LINGER_NS
 
@@ -200,7 +200,7 @@ def test_closed_path_forwards_nothing() -> None:
     world, seq = followed()
     path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is not None
-    node._state.state = "frozen"
+    node.state.server_state = "frozen"
     node.step(BatchEnd(), world.now)
     assert path.end_batch(world.now) == 0
     assert not path.pop_effects()
@@ -288,11 +288,11 @@ def test_foreign_forward_changes_nothing(changes: dict[str, int]) -> None:
     world, seq = followed()
     path = replica(world, BACKUP).plain_inserts
     forward = msgspec.structs.replace(forward_of(world, seq), **changes)
-    last = replica(world, BACKUP)._state.stream.last
+    last = replica(world, BACKUP).state.stream.last
     for name in SERVERS:
         assert replica(world, name).plain_inserts.receive(b"<s", forward, world.now)
     assert path.end_batch(world.now) == world.now + GENERAL_END_INTERVAL_NS
-    assert replica(world, BACKUP)._state.stream.last == last
+    assert replica(world, BACKUP).state.stream.last == last
     assert not path.pop_effects()
 
 
@@ -300,18 +300,18 @@ def test_closed_path_handles_no_forward() -> None:
     world, seq = followed()
     forward = forward_of(world, seq)
     node = replica(world, BACKUP)
-    last = node._state.stream.last
+    last = node.state.stream.last
     node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
     assert not node.plain_inserts.receive(b"<s", forward, world.now)
-    assert node._state.stream.last == last
+    assert node.state.stream.last == last
 
 
 def test_a_hint_is_decided_and_forwarded_on_the_short_path() -> None:
     world, seq = followed()
     path, node = replica(world, PRIMARY).plain_inserts, replica(world, PRIMARY)
-    end = node._state.stream.end
+    end = node.state.stream.end
     assert path.receive(b"<s", wire.Ahead(CLUSTER, 1, end + 10), world.now)
-    assert node._state.stream.end == end + 10
+    assert node.state.stream.end == end + 10
     path.end_batch(world.now)
     (forward,) = sent(path, wire.Forward)
     assert forward.decisions == [Skip(end, end + 10)]
@@ -326,12 +326,12 @@ def test_a_hint_is_decided_and_forwarded_on_the_short_path() -> None:
 def test_hint_of_another_cluster_and_on_a_closed_path_changes_nothing() -> None:
     world, _ = followed()
     node = replica(world, PRIMARY)
-    end = node._state.stream.end
+    end = node.state.stream.end
     assert node.plain_inserts.receive(b"<s", wire.Ahead(CLUSTER + 1, 1, end + 10), world.now)
     assert not node.plain_inserts.pop_effects()
     node.step(Received(b"<c", wire.Tail(CLUSTER, 0, 1, 2**40)), world.now)
     assert not node.plain_inserts.receive(b"<s", wire.Ahead(CLUSTER, 1, end + 10), world.now)
-    assert node._state.stream.end == end
+    assert node.state.stream.end == end
 
 
 def test_short_path_ends_where_the_next_lease_begins() -> None:
@@ -351,7 +351,7 @@ def test_short_path_ends_where_the_next_lease_begins() -> None:
 def test_short_path_keeps_tombstones_and_the_horizon(name: str) -> None:
     world, seq = calm()
     path = replica(world, name).plain_inserts
-    session = replica(world, name)._state.sessions.by_client[b"c" * 16]
+    session = replica(world, name).state.sessions.by_client[b"c" * 16]
     session.refused[seq] = 1
     assert path.insert(b"<c", insert(seq, first_incomplete=seq), world.now) is None
     session.refused.clear()
@@ -368,12 +368,12 @@ def test_short_path_keeps_tombstones_and_the_horizon(name: str) -> None:
 def test_only_a_live_shard_has_the_short_path(name: str, state: ShardState) -> None:
     world, seq = calm()
     node = replica(world, name)
-    node._state.shard_state = state
+    node.state.shard_state = state
     node.step(BatchEnd(), world.now)
     plain = insert(seq, first_incomplete=seq)
     assert node.plain_inserts.insert(b"<c", plain, world.now) is None
-    node._state.shard_state = "live"
-    node._state.has_no_positions = True
+    node.state.shard_state = "live"
+    node.state.has_no_positions = True
     node.step(BatchEnd(), world.now)
     assert node.plain_inserts.insert(b"<c", plain, world.now) is None
 
@@ -404,9 +404,9 @@ def test_unusual_insert_is_stepped(name: str, message: wire.Insert) -> None:
     world, seq = calm()
     assert seq == 11
     path = replica(world, name).plain_inserts
-    counter = replica(world, name)._state.ack_counter
+    counter = replica(world, name).state.ack_counter
     assert path.insert(b"<c", message, world.now) is None
-    assert replica(world, name)._state.ack_counter == counter
+    assert replica(world, name).state.ack_counter == counter
     assert not path.pop_effects()
     assert path.insert(b"<c", insert(11, first_incomplete=11), world.now) is not None
 

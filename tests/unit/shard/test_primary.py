@@ -402,7 +402,7 @@ def test_stable_watermark_goes_to_all_backups() -> None:
     for name in (BACKUP, "shard-0-2"):
         replica = world.nodes[name]
         assert isinstance(replica, Replica)
-        assert replica._state.stream.stable == 1
+        assert replica.state.stream.stable == 1
 
 
 def test_reports_of_other_views_servers_and_runs_are_ignored() -> None:
@@ -439,7 +439,7 @@ def test_expired_client_is_forgotten_with_its_waiting_units() -> None:
     for name in (PRIMARY, BACKUP):
         replica = world.nodes[name]
         assert isinstance(replica, Replica)
-        assert not replica._state.sessions.by_client
+        assert not replica.state.sessions.by_client
     assert primary_of(world)._undecided_units == 0
     assert isinstance(decided(world, PRIMARY)[-1].decision, Expire)
 

@@ -40,7 +40,7 @@ def server(world: World) -> Replica:
 
 
 def held(world: World) -> Lease:
-    last = server(world)._state.clock.last
+    last = server(world).state.clock.last
     assert last is not None
     return last
 
@@ -112,7 +112,7 @@ def test_a_publication_counts_whichever_copy_of_the_lease_comes_first(
     publication = replace(message, is_publication=True)
     for copy in (publication, message) if is_first else (message, publication):
         announce(world, copy)
-    assert server(world)._state.publisher == HERE
+    assert server(world).state.publisher == HERE
 
 
 def test_a_publication_of_older_leases_does_not_count(world: World) -> None:
@@ -120,7 +120,7 @@ def test_a_publication_of_older_leases_does_not_count(world: World) -> None:
     announce(world, old)
     announce(world, next_message(world))
     publish(world, old)
-    assert server(world)._state.publisher == ""
+    assert server(world).state.publisher == ""
 
 
 def test_a_gap_after_a_lost_publication_is_reported_at_once(world: World) -> None:
@@ -137,7 +137,7 @@ def test_a_gap_after_a_lost_publication_is_reported_at_once(world: World) -> Non
 
 def test_a_lost_publication_is_reported_when_the_lease_ends(world: World) -> None:
     publish(world, next_message(world, starts_ms=50))
-    assert server(world)._state.publisher == HERE
+    assert server(world).state.publisher == HERE
     count = len(heartbeats(world))
     world.run((50 + LEASE_MS - 10) * MS)
     assert len(heartbeats(world)) == count
@@ -165,7 +165,7 @@ def test_a_publication_does_not_start_a_server() -> None:
         CLUSTER, [run_of(late)], 0, [], 0, publisher=HERE, is_publication=True
     )
     publish(world, message)
-    assert server(world)._state.clock.last is None
+    assert server(world).state.clock.last is None
     assert not world.halts
     grant(world, first_lease(1), 1)
     world.run(5 * MS)
@@ -174,7 +174,7 @@ def test_a_publication_does_not_start_a_server() -> None:
 
 def test_a_late_publication_hardly_shifts_the_lease(world: World) -> None:
     announce(world, next_message(world))  # at once
-    clock = server(world)._state.clock
+    clock = server(world).state.clock
     ends = clock.ends_at
     assert ends is not None
     publish(world, next_message(world, starts_ms=(ends - world.now) // MS + 40))
@@ -189,11 +189,11 @@ def test_placements_alone_leave_a_gap_reported(world: World) -> None:
     publish(world, next_message(world, starts_ms=50))
     missed = held(world).following()
     publish(world, message_of(missed, missed.following()))
-    assert server(world)._state.has_gap
+    assert server(world).state.has_gap
     announce(world, wire.LeaseAnnounced(CLUSTER, [], 0, placements(1, 1), 0, publisher=HERE))
-    assert server(world)._state.has_gap
+    assert server(world).state.has_gap
     announce(world, message_of(held(world), missed.following()))
-    assert not server(world)._state.has_gap
+    assert not server(world).state.has_gap
 
 
 def test_inserts_go_on_through_publications(world: World) -> None:

@@ -326,7 +326,7 @@ def test_a_leaving_shard_does_not_report_a_pause() -> None:
     world.sent.clear()
     primary = world.nodes["shard-0-0"]
     assert isinstance(primary, Replica)
-    primary._state.shard_state = "leaving"
-    primary._state.last_insert = 2**62  # it is never drained
+    primary.state.shard_state = "leaving"
+    primary.state.last_insert = 2**62  # it is never drained
     world.run(100 * MS)
     assert rates(world) == []

@@ -442,7 +442,7 @@ def test_frontier_does_not_decrease_when_leases_are_dropped() -> None:
     world = calm_world(shards=2)
     put(world, insert(1))
     world.run(300 * MS)  # an idle shard makes no more decisions
-    state = replica(world)._state
+    state = replica(world).state
     assert state.frontier == 3
     lease = first_lease(2, epoch_ms=10_000)
     for index in range(80):

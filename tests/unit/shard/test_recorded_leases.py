@@ -48,7 +48,7 @@ def marks(world: World, name: str) -> list[WatermarkRecord]:
 
 
 def store(world: World, name: str) -> MemoryStore:
-    found = replica(world, name)._state.store
+    found = replica(world, name).state.store
     assert isinstance(found, MemoryStore)
     return found
 
@@ -93,7 +93,7 @@ def test_removal_and_its_limit_are_recorded() -> None:
     announce(world, "leaving")
     assert marks(world, PRIMARY)[-1].placement is not None
     assert marks(world, PRIMARY)[-1].placement.state == "leaving"  # type: ignore[union-attr]
-    replica(world, PRIMARY)._state.clock.left_at = LEASE.stop
+    replica(world, PRIMARY).state.clock.left_at = LEASE.stop
     announce(world, "leaving", WITHOUT)
     assert marks(world, PRIMARY)[-1].limit == LEASE.stop
 
@@ -122,7 +122,7 @@ def announce_runs(world: World, *runs: LeaseRun) -> None:
 
 
 def last_held(world: World) -> int:
-    last = replica(world, PRIMARY)._state.clock.last
+    last = replica(world, PRIMARY).state.clock.last
     assert last is not None
     return last.number
 

@@ -56,7 +56,7 @@ def test_acknowledged_trim_point_survives_a_crash(state: str) -> None:
         order(world, decision(frozen), *[BACKUP] * (state == "joined"))
     elif state == "limbo":
         crash(world, BACKUP)
-    assert replica(world, BACKUP)._state.state == state
+    assert replica(world, BACKUP).state.server_state == state
     world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [], 3), reply=True)
     world.run(100 * MS)
     reports = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
@@ -85,7 +85,7 @@ def test_trim_point_is_acknowledged_once_it_is_on_disk(state: str) -> None:
     send(world, wire.Read(CLUSTER, 0, 1, 1, 1), BACKUP)
     assert [m.answer for m in heard(world, wire.ReadReply, "c")] == ["trimmed"]
     replica(world, BACKUP)._heartbeat.send(world.now)
-    assert [e.message.trim for e in replica(world, BACKUP)._state.pop_effects()] == [0]  # type: ignore[attr-defined]
+    assert [e.message.trim for e in replica(world, BACKUP).state.pop_effects()] == [0]  # type: ignore[attr-defined]
     world.stores[BACKUP].backlog_bytes = 0
     world.run(5 * MS)
     reports = [m for m in heard(world, wire.Heartbeat, "mms-0") if m.node == BACKUP]
@@ -134,7 +134,7 @@ def test_frozen_server_takes_nothing_and_reports_nothing() -> None:
     assert log(world, BACKUP) == before
     assert [m.code for m in heard(world, wire.Refused, "c")] == ["not-ready"]
     assert not any(isinstance(m, wire.Report) for src, _, m in world.sent[sent:] if src == BACKUP)
-    assert replica(world, PRIMARY)._state.stream.stable < replica(world, PRIMARY)._state.stream.last
+    assert replica(world, PRIMARY).state.stream.stable < replica(world, PRIMARY).state.stream.last
 
 
 def test_promise_is_sent_only_once_it_is_on_disk() -> None:
@@ -157,9 +157,9 @@ def test_promise_is_kept_for_the_newest_recovery_only() -> None:
     newer = promise(world, BACKUP, 7)
     assert (newer.last, newer.digest) == (first.last, first.digest), "it had decided all"
     order(world, decision(first), BACKUP)
-    assert replica(world, BACKUP)._state.state == "frozen", "an older recovery does not count"
+    assert replica(world, BACKUP).state.server_state == "frozen", "an older recovery does not count"
     order(world, decision(newer), BACKUP)
-    assert replica(world, BACKUP)._state.view == 7
+    assert replica(world, BACKUP).state.view == 7
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_promise_is_kept_for_the_newest_recovery_only() -> None:
 def test_promise_is_given_to_no_other_recovery(message: wire.Freeze) -> None:
     world = start()
     order(world, message, BACKUP)
-    assert replica(world, BACKUP)._state.state == "up"
+    assert replica(world, BACKUP).state.server_state == "up"
 
 
 def test_a_server_that_halts_on_contradictory_leases_promises_nothing() -> None:
@@ -192,7 +192,7 @@ def test_unknown_peer_cannot_freeze_a_server() -> None:
     world = start()
     effects = replica(world, BACKUP).step(Received(b"<c", freeze()), world.now)
     assert any(isinstance(effect, ReportBadMessage) for effect in effects)
-    assert replica(world, BACKUP)._state.state == "up"
+    assert replica(world, BACKUP).state.server_state == "up"
 
 
 def test_clean_stop_of_a_frozen_server_ends_in_limbo() -> None:
@@ -200,7 +200,7 @@ def test_clean_stop_of_a_frozen_server_ends_in_limbo() -> None:
     world = start()
     promise(world, BACKUP)
     world.restart(BACKUP, clean=True)
-    assert replica(world, BACKUP)._state.state == "limbo"
+    assert replica(world, BACKUP).state.server_state == "limbo"
 
 
 def test_joined_survivor_keeps_its_view_over_a_clean_stop() -> None:
@@ -212,7 +212,7 @@ def test_joined_survivor_keeps_its_view_over_a_clean_stop() -> None:
     order(world, decision(promise(world, BACKUP)), BACKUP)
     was = {place.seq: place.gsns for place in places(world, BACKUP)}
     server = world.restart(BACKUP)
-    assert (server._state.state, server._state.view) == ("joined", 2)
+    assert (server.state.server_state, server.state.view) == ("joined", 2)
     crash(world, PRIMARY)
     recover(world, BACKUP, PRIMARY, view=3)
     for seq in (1, 2):
@@ -259,7 +259,7 @@ def test_shard_goes_on_in_the_next_view_with_everything_it_had() -> None:
     before = {place.seq: place.gsns for place in places(world, BACKUP)}
     recover(world, BACKUP, PRIMARY)
     assert log(world, PRIMARY) == log(world, BACKUP)
-    assert {replica(world, n)._state.state for n in (PRIMARY, BACKUP)} == {"up"}
+    assert {replica(world, n).state.server_state for n in (PRIMARY, BACKUP)} == {"up"}
     held = {place.seq: place.gsns for place in places(world, BACKUP)}
     assert held.items() >= before.items()
     send(world, insert(5, view=2), PRIMARY, BACKUP)
@@ -293,7 +293,7 @@ def test_entry_of_the_dead_server_alone_is_placed_again() -> None:
     (was,) = [gsns for _, _, gsns in acks(world)]
     world.paused.clear()
     crash(world, PRIMARY)
-    replica(world, BACKUP)._state.sessions.by_client.clear()
+    replica(world, BACKUP).state.sessions.by_client.clear()
     frozen = promise(world, BACKUP)
     assert frozen.rolled_forward == 0
     order(world, decision(frozen), BACKUP, PRIMARY)
@@ -333,7 +333,7 @@ def test_lost_data_directory_is_filled_again() -> None:
     crash(world, BACKUP)
     recover(world, PRIMARY, BACKUP)
     assert log(world, BACKUP) == log(world, PRIMARY)
-    states = [replica(world, name)._state for name in (PRIMARY, BACKUP)]
+    states = [replica(world, name).state for name in (PRIMARY, BACKUP)]
     assert session_tables(states[0].sessions) == session_tables(states[1].sessions)
     assert states[1].stream.stable == states[1].stream.last
 
@@ -384,11 +384,11 @@ def test_stable_entries_that_the_survivor_has_trimmed_are_no_contradiction() -> 
     crash(world, PRIMARY)
     frozen = promise(world, BACKUP)
     order(world, decision(frozen), BACKUP)
-    survivor = replica(world, BACKUP)._state
+    survivor = replica(world, BACKUP).state
     assert world.run_until(lambda: joined(world, BACKUP), 1 * S)
     survivor.trim = LEASE.stop
     survivor.store.trim(LEASE.stop)
-    assert (replica(world, PRIMARY)._state.stream.stable, survivor.store.last_of(1)) == (1, 0)
+    assert (replica(world, PRIMARY).state.stream.stable, survivor.store.last_of(1)) == (1, 0)
     order(world, decision(frozen), PRIMARY)
     assert world.run_until(lambda: joined(world, PRIMARY), 2 * S)
     assert not world.halts
@@ -482,18 +482,22 @@ def test_a_server_joins_no_view_below_its_promise() -> None:
     order(world, decision(older), PRIMARY, BACKUP)
     world.run(1 * S)
     backup = replica(world, BACKUP)
-    assert (backup._state.state, backup._state.view, backup._recovery.number) == ("frozen", 1, 7)
+    assert (backup.state.server_state, backup.state.view, backup._recovery.number) == (
+        "frozen",
+        1,
+        7,
+    )
 
 
 def test_a_server_in_limbo_leads_no_recovery_from_before_its_view() -> None:
     world = start()
     recover(world, PRIMARY, BACKUP)
     replica(world, BACKUP)._recovery.leave(5)
-    assert replica(world, BACKUP)._state.view == 2
+    assert replica(world, BACKUP).state.view == 2
     order(world, freeze(6), BACKUP)
-    assert replica(world, BACKUP)._state.state == "limbo"
+    assert replica(world, BACKUP).state.server_state == "limbo"
     order(world, freeze(6, view=2), BACKUP)
-    assert replica(world, BACKUP)._state.state == "frozen"
+    assert replica(world, BACKUP).state.server_state == "frozen"
 
 
 def test_a_promise_outlives_its_lease_among_those_that_a_server_keeps() -> None:
@@ -508,7 +512,7 @@ def test_a_promise_outlives_its_lease_among_those_that_a_server_keeps() -> None:
         announced = wire.LeaseAnnounced(CLUSTER, [run], 0, [], 0)
         world.send("mms-0", BACKUP, announced, reply=True)
         world.run(1 * MS)
-    assert replica(world, BACKUP)._state.clock.lease_of(1) is None
+    assert replica(world, BACKUP).state.clock.lease_of(1) is None
     order(world, replace(freeze(limit=last.stop), runs=runs[-3:]), BACKUP)
     world.run(20 * MS)
     (frozen,) = heard(world, wire.Frozen)
@@ -529,7 +533,7 @@ def test_an_entry_that_the_survivor_has_trimmed_is_not_taken_for_its_own(is_witn
     assert world.run_until(lambda: joined(world, BACKUP, PRIMARY), 2 * S)
     if not is_witness:
         crash(world, THIRD, 2)
-    survivor = replica(world, BACKUP)._state
+    survivor = replica(world, BACKUP).state
     place = log(world, BACKUP)[2].decision
     assert isinstance(place, Place)
     survivor.trim = place.gsns[0]

@@ -139,7 +139,7 @@ def test_trimmed_entries_are_stable_once_the_following_ones_can_be_read() -> Non
         store(world, name).damaged = {4} if name == PRIMARY else set()
         crash(world, name)
     assert store(world, PRIMARY).first_fseq == 4
-    assert replica(world, PRIMARY)._state.stream.stable == 0
+    assert replica(world, PRIMARY).state.stream.stable == 0
     insist(world, PRIMARY, 2 * S)
     assert store(world, PRIMARY).damaged == set()
     assert heard(world, wire.Frozen)[-1].stable == 3
@@ -148,7 +148,7 @@ def test_trimmed_entries_are_stable_once_the_following_ones_can_be_read() -> Non
 def test_a_remembered_view_does_not_matter_in_limbo() -> None:
     """One server was restarted, the other one has left its view."""
     world = dark({3})
-    replica(world, BACKUP)._state.view = 1
+    replica(world, BACKUP).state.view = 1
     insist(world, PRIMARY, 300 * MS)
     assert store(world, PRIMARY).damaged == set()
 
@@ -157,8 +157,8 @@ def test_a_remembered_view_does_not_matter_in_limbo() -> None:
 def test_peer_in_service_does_not_answer_a_limbo_server(state: str) -> None:
     world = dark()
     node = replica(world, BACKUP)
-    node._state.state = state  # type: ignore[assignment]
-    node._state.view = 1
+    node.state.server_state = state  # type: ignore[assignment]
+    node.state.view = 1
     question = wire.Fetch(CLUSTER, 0, 0, 0, 2, 1, 0)
     assert not node.step(Received(PRIMARY.encode(), question), world.now)
 
@@ -166,7 +166,7 @@ def test_peer_in_service_does_not_answer_a_limbo_server(state: str) -> None:
 def test_limbo_server_answers_only_limbo_servers() -> None:
     world = dark()
     node = replica(world, BACKUP)
-    node._state.view = 1
+    node.state.view = 1
     step = node.step
     assert step(Received(PRIMARY.encode(), wire.Fetch(CLUSTER, 0, 0, 0, 2, 1, 0)), world.now)
     for cluster, shard, view in ((CLUSTER, 0, 1), (CLUSTER, 1, 0), (CLUSTER + 1, 0, 0)):
@@ -320,7 +320,7 @@ def test_a_server_joins_once_the_system_lets_it_read_its_log(warnings: list[str]
     assert warnings
     assert all("cannot join view" in text for text in warnings)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 1 * S)
-    here, there = (replica(world, name)._state.sessions for name in (PRIMARY, BACKUP))
+    here, there = (replica(world, name).state.sessions for name in (PRIMARY, BACKUP))
     assert session_tables(here) == session_tables(there) != []
 
 
@@ -373,7 +373,7 @@ def test_an_empty_log_after_a_reset_accepts_a_complete_log() -> None:
 
 def test_a_store_that_ends_too_early_is_reported_once(warnings: list[str]) -> None:
     world = dark()
-    state = replica(world, PRIMARY)._state
+    state = replica(world, PRIMARY).state
     mark = state.stream.stable_mark._replace(fseq=99, end=LEASE.stop)
     state.stream.restore(mark, mark, [])
     insist(world, PRIMARY, 5 * S)

@@ -56,12 +56,12 @@ def test_zombie_primary_neither_completes_an_insert_nor_moves_what_is_stable() -
     assert joined(world, BACKUP)
     world._queue.clear()  # it receives nothing
     world.paused.clear()
-    stable = replica(world, PRIMARY)._state.stream.stable
+    stable = replica(world, PRIMARY).state.stream.stable
     send(world, insert(2), PRIMARY, BACKUP)
     assert {server for seq, server, _ in acks(world) if seq == 2} <= {0}
-    assert replica(world, PRIMARY)._state.stream.stable == stable
+    assert replica(world, PRIMARY).state.stream.stable == stable
     world.run(300 * MS)
-    assert replica(world, PRIMARY)._state.state == "frozen", (
+    assert replica(world, PRIMARY).state.server_state == "frozen", (
         "a heartbeat of the new view was received"
     )
     send(world, insert(3), PRIMARY)
@@ -138,7 +138,7 @@ def test_survivor_serves_nothing_new_before_its_view_is_confirmed() -> None:
     (gsn,) = acks(world)[0][2]
     frozen = promise(world, BACKUP)
     order(world, decision(frozen, is_confirmed=False), BACKUP)
-    stream = replica(world, BACKUP)._state.stream
+    stream = replica(world, BACKUP).state.stream
     assert stream.stable < stream.last
     send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
     send(world, wire.Locate(CLUSTER, 0, 1, b"c" * 16, 1), BACKUP)
@@ -183,7 +183,7 @@ def test_joined_server_that_crashes_still_serves_what_was_confirmed(is_confirmed
     order(world, decision(promise(world, BACKUP), is_confirmed=is_confirmed), BACKUP)
     world.run(2 * WATERMARK_INTERVAL_NS)
     crash(world, BACKUP, f=2)
-    assert replica(world, BACKUP)._state.state == "limbo"
+    assert replica(world, BACKUP).state.server_state == "limbo"
     send(world, wire.Read(CLUSTER, 0, 1, 1, gsn), BACKUP)
     assert [m.stable for m in heard(world, wire.ReadReply, "c")] == [is_confirmed]
 
@@ -199,7 +199,7 @@ def test_witness_remembers_its_view_until_it_has_all_of_the_next_one() -> None:
     world.kill(BACKUP)
     order(world, decision(frozen, is_confirmed=False), THIRD)
     world.run(1 * S)
-    assert replica(world, THIRD)._state.state == "frozen"
+    assert replica(world, THIRD).state.server_state == "frozen"
     second = promise(world, THIRD, 3, 1)
     assert second.rolled_forward == 1
     order(world, decision(second), THIRD)
@@ -228,7 +228,7 @@ def test_witness_takes_over_the_survivors_log_in_the_place_of_its_own() -> None:
     order(world, decision(frozen), BACKUP, THIRD)
     assert world.run_until(lambda: joined(world, BACKUP, THIRD), 1 * S)
     assert log(world, THIRD) == log(world, BACKUP)
-    tables = [session_tables(replica(world, name)._state.sessions) for name in (BACKUP, THIRD)]
+    tables = [session_tables(replica(world, name).state.sessions) for name in (BACKUP, THIRD)]
     assert tables[0] == tables[1]
 
 
@@ -310,7 +310,7 @@ def test_sync_is_answered_when_all_replicas_have_it_on_disk() -> None:
     assert world.run_until(lambda: bool(heard(world, wire.Synced, "c")), 1 * S)
     (synced,) = heard(world, wire.Synced, "c")
     assert synced.durable > gsn
-    assert replica(world, BACKUP)._state.persisted >= 1
+    assert replica(world, BACKUP).state.persisted >= 1
     send(world, wire.Sync(CLUSTER, 0, 2, 8, gsn), PRIMARY)
     assert [m.code for m in heard(world, wire.Refused, "c")] == ["wrong-view"]
 
@@ -325,7 +325,7 @@ def test_sync_is_not_confirmed_while_the_record_cannot_be_read() -> None:
     def busy(_: int) -> None:
         raise BusyError("too many open files")
 
-    with patch.object(replica(world, PRIMARY)._state.store, "find", busy):
+    with patch.object(replica(world, PRIMARY).state.store, "find", busy):
         send(world, wire.Sync(CLUSTER, 0, 1, 7, gsn), PRIMARY)
     assert [m.code for m in heard(world, wire.Refused, "c")] == ["not-ready"]
     assert not heard(world, wire.Synced, "c")
@@ -344,7 +344,7 @@ def test_both_copies_of_everything_are_harmless() -> None:
     order(world, freeze(), PRIMARY, BACKUP)
     order(world, decision(frozen), PRIMARY, BACKUP)
     world.run(1 * S)
-    assert {replica(world, n)._state.state for n in (PRIMARY, BACKUP)} == {"up"}
+    assert {replica(world, n).state.server_state for n in (PRIMARY, BACKUP)} == {"up"}
     assert [log(world, name) for name in (PRIMARY, BACKUP)] == before
     assert decided(world, PRIMARY)
 
@@ -356,7 +356,7 @@ def test_flush_report_from_before_a_cut_does_not_cover_later_entries(
     world = start()
     monkeypatch.setattr(MemoryStore, "flushed_fseq", property(lambda _: 3))
     world.inject(BACKUP, Persisted(100))
-    assert replica(world, BACKUP)._state.persisted == 3
+    assert replica(world, BACKUP).state.persisted == 3
 
 
 # --- readers of a server that is left out ---
@@ -476,7 +476,7 @@ def test_a_guess_of_a_former_view_is_no_promise_of_the_view_that_a_server_joined
     order(world, decision(promise(world, PRIMARY)), PRIMARY, BACKUP)
     assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
     send(world, wire.Beat(CLUSTER, 0, 3, 0, 77, "joined"), BACKUP)
-    assert replica(world, BACKUP)._state.state == "frozen"
+    assert replica(world, BACKUP).state.server_state == "frozen"
     assert promise(world, BACKUP, recovery=4, view=2).rolled_forward == 0
 
 
@@ -497,6 +497,6 @@ def test_a_server_that_crashed_does_not_join_a_view_that_has_started(has_insert:
     world.run(1 * S)
     begin(world, 2)
     assert not world.halts
-    assert replica(world, BACKUP)._state.state == "limbo"
+    assert replica(world, BACKUP).state.server_state == "limbo"
     recover(world, PRIMARY, BACKUP, view=3)
     assert log(world, PRIMARY) == log(world, BACKUP)

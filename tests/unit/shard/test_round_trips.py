@@ -43,17 +43,17 @@ class Server:
         self.now = START
         self.config, self.store = config, MemoryStore()
         self.replica = Replica(config, self.store, None, limbo=False, incarnation=1, now=START)
-        self.clock = self.replica._state.clock
+        self.clock = self.replica.state.clock
 
     def restart(self) -> None:
         """Store the log, stop cleanly, and start again."""
-        for entry in self.replica._state.stream.window:
+        for entry in self.replica.state.stream.window:
             self.store.append(entry)
         checkpoint = self.replica.checkpoint()
         self.replica = Replica(
             self.config, self.store, checkpoint, limbo=False, incarnation=2, now=self.now
         )
-        self.clock = self.replica._state.clock
+        self.clock = self.replica.state.clock
 
     def heartbeat(self) -> wire.Heartbeat:
         """Wait for the next heartbeat."""
@@ -88,7 +88,7 @@ class Server:
     @property
     def half_ms(self) -> float:
         """Half of the round trip that the server takes."""
-        return self.replica._state.round_trips.one_way_ns(NODE) / MS
+        return self.replica.state.round_trips.one_way_ns(NODE) / MS
 
 
 def test_without_a_round_trip_in_the_cluster_file_nothing_is_measured() -> None:
@@ -217,7 +217,7 @@ def test_an_echo_of_another_process_or_cluster_is_no_sample() -> None:
     reports = server.receive(echo, b"shard-0-1")
     assert any(isinstance(effect, ReportBadMessage) for effect in reports)
     server.receive(replace(echo, cluster=CLUSTER + 1))
-    assert server.half_ms == server.replica._state.round_trips.one_way_ns(b"shard-0-1") == 0
+    assert server.half_ms == server.replica.state.round_trips.one_way_ns(b"shard-0-1") == 0
     server.receive(echo)
     assert server.half_ms == 10
 
@@ -274,11 +274,11 @@ def test_without_a_round_trip_in_the_cluster_file_no_forward_is_measured() -> No
 
 def forward(server: Server, *took: int) -> None:
     """Have the primary close positions for a reader, and each backup report it after `took` ns."""
-    end = server.replica._state.stream.end
+    end = server.replica.state.stream.end
     server.receive(wire.Want(CLUSTER, 0, 1, server.clock.next_owned(end)), b"reader")
     effects = server.replica.step(BatchEnd(), server.now)
     assert any(isinstance(one, Broadcast) and type(one.message) is wire.Forward for one in effects)
-    last = server.replica._state.stream.last
+    last = server.replica.state.stream.last
     sent = server.now
     for index, ns in enumerate(took, 1):
         server.now = sent + ns
@@ -301,16 +301,16 @@ def test_a_report_of_entries_from_before_a_restart_is_no_sample() -> None:
     server = Server()
     server.announce(LEASE, 0)
     forward(server)
-    last = server.replica._state.stream.last
+    last = server.replica.state.stream.last
     server.restart()
     effects = server.replica.step(BatchEnd(), server.now)
     assert any(isinstance(one, Broadcast) and type(one.message) is wire.Forward for one in effects)
-    assert server.replica._state.stream.last == last, "nothing new was forwarded"
+    assert server.replica.state.stream.last == last, "nothing new was forwarded"
     server.now += MS
     server.receive(wire.Report(CLUSTER, 0, 1, 1, 1, last, last), b"shard-0-1")
     server.now += S
     forward(server, FAR)
-    assert server.replica._state.round_trips.one_way_ns(b"shard-0-1") == FAR // 2
+    assert server.replica.state.round_trips.one_way_ns(b"shard-0-1") == FAR // 2
 
 
 def test_the_farthest_backup_counts() -> None:
@@ -337,6 +337,6 @@ def test_the_next_lease_has_the_whole_head_start_and_the_one_after_it_none_more(
 def test_a_backup_begins_leases_with_the_service() -> None:
     server = Server(index=1)
     server.announce(LEASE, 0)
-    reported(server.replica._state.round_trips, FAR, b"shard-0-0")
+    reported(server.replica.state.round_trips, FAR, b"shard-0-0")
     server.announce(LEASE.following(), 0)
     assert server.clock._lease_began_at == server.now

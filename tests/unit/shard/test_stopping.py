@@ -60,7 +60,7 @@ def test_it_stops_once_its_shard_has_no_positions_and_all_is_stable(name: str) -
     assert not world.stopped, "the shard had positions until a moment ago"
     world.run(20 * MS)
     assert world.stopped == {name}
-    state = replica(world, name)._state
+    state = replica(world, name).state
     assert state.frontier == WITHOUT.stop
     assert state.stream.stable_end >= LEASE.stop
 
@@ -151,7 +151,7 @@ def test_a_server_in_limbo_stops_at_once() -> None:
     world.kill(BACKUP)
     world.restart(BACKUP, clean=False)
     world.run(5 * MS)
-    assert replica(world, BACKUP)._state.state == "limbo"
+    assert replica(world, BACKUP).state.server_state == "limbo"
     request(world, BACKUP)
     assert world.stopped == {BACKUP}
 
@@ -162,7 +162,7 @@ def test_a_frozen_server_stops_at_once(name: str) -> None:
     freeze = wire.Freeze(CLUSTER, 0, 1, 2, 0, [run_of(LEASE)])
     world.send("fh-0", name, freeze, reply=True)
     world.run(5 * MS)
-    assert replica(world, name)._state.state == "frozen"
+    assert replica(world, name).state.server_state == "frozen"
     request(world, name)
     assert world.stopped == {name}
 
@@ -170,7 +170,7 @@ def test_a_frozen_server_stops_at_once(name: str) -> None:
 def test_it_waits_although_all_positions_of_the_leases_so_far_are_decided() -> None:
     world = start()
     send(world, wire.Want(CLUSTER, 0, 0, LEASE.stop - 1), to=(PRIMARY,), run=LEASE_NS)
-    assert replica(world, PRIMARY)._state.frontier == LEASE.stop
+    assert replica(world, PRIMARY).state.frontier == LEASE.stop
     request(world, PRIMARY, 2 * NOTICE_NS)
     assert not world.stopped, "the next lease may come at any time"
 

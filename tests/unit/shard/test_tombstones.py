@@ -74,7 +74,7 @@ def test_checkpoint_with_tombstones_of_all_copies_only_is_read() -> None:
     old = msgspec.msgpack.encode(saved[:-1])
     config, store = world._configs[PRIMARY], world.stores[PRIMARY]
     again = Replica(config, store, old, limbo=False, incarnation=9, now=world.now)
-    assert again._state.sessions.by_client[b"c" * 16].refused == {1: ALL_COPIES}
+    assert again.state.sessions.by_client[b"c" * 16].refused == {1: ALL_COPIES}
 
 
 def test_tombstones_are_forgotten_when_their_client_settles_them() -> None:
@@ -84,7 +84,7 @@ def test_tombstones_are_forgotten_when_their_client_settles_them() -> None:
     announce(world, "live", AGAIN)
     send(world, insert(3, first_incomplete=2))
     for name in (PRIMARY, BACKUP):
-        session = replica(world, name)._state.sessions.by_client[b"c" * 16]
+        session = replica(world, name).state.sessions.by_client[b"c" * 16]
         assert set(session.refused) == {2}
     world.nodes["c"].received.clear()  # type: ignore[attr-defined]
     send(world, insert(1, first_incomplete=2))
@@ -98,7 +98,7 @@ def test_tombstones_are_bounded_by_the_window() -> None:
     for first in range(1, limit + 100, 100):
         send(world, *(insert(seq) for seq in range(first, first + 100)))
     for name in (PRIMARY, BACKUP):
-        session = replica(world, name)._state.sessions.by_client[b"c" * 16]
+        session = replica(world, name).state.sessions.by_client[b"c" * 16]
         assert set(session.refused) == set(range(1, limit + 1))
         assert not session.units
 
@@ -108,7 +108,7 @@ def test_tombstones_go_with_their_session() -> None:
     without_positions(world, "parked")
     send(world, insert(1))
     world.run(15 * S)
-    assert not any(replica(world, n)._state.sessions.by_client for n in (PRIMARY, BACKUP))
+    assert not any(replica(world, n).state.sessions.by_client for n in (PRIMARY, BACKUP))
 
 
 @pytest.mark.parametrize("placed", ["leaving", "finalized"])
@@ -120,7 +120,7 @@ def test_log_of_a_shard_that_has_left_does_not_grow_as_sessions_expire(placed: s
     last = world.stores[PRIMARY].last_fseq
     world.run(30 * S)
     assert {world.stores[name].last_fseq for name in (PRIMARY, BACKUP)} == {last}
-    assert replica(world, PRIMARY)._state.sessions.by_client
+    assert replica(world, PRIMARY).state.sessions.by_client
     assert sealed(world) == [True, True]
     # Nor before its placement is announced.
     world.restart(PRIMARY)
@@ -133,7 +133,7 @@ def test_finalized_shard_decides_nothing_though_its_primary_has_missed_leases() 
     send(world, insert(1))
     without_positions(world, "leaving")
     last = world.stores[PRIMARY].last_fseq
-    state = replica(world, PRIMARY)._state
+    state = replica(world, PRIMARY).state
     state.clock.recent.clear()
     state.clock.lease = None
     later = AGAIN.following(OTHER).following(OTHER)
@@ -151,7 +151,7 @@ def test_wanted_position_after_the_last_lease_is_not_a_hole() -> None:
     world.send("c", PRIMARY, wire.Want(CLUSTER, 0, 7, WITHOUT.base))
     world.run(1 * MS)
     assert decided(world, PRIMARY)[-1].decision == Skip(1, WITHOUT.base + 1)
-    assert replica(world, PRIMARY)._state.holes == 0
+    assert replica(world, PRIMARY).state.holes == 0
 
 
 def test_finalized_shard_keeps_no_state_of_unknown_clients() -> None:
@@ -163,7 +163,7 @@ def test_finalized_shard_keeps_no_state_of_unknown_clients() -> None:
     assert redirects(world) == [(1, 0), (1, 1)]
     assert len(acks(world)) == 4
     for name in (PRIMARY, BACKUP):
-        assert list(replica(world, name)._state.sessions.by_client) == [b"c" * 16]
+        assert list(replica(world, name).state.sessions.by_client) == [b"c" * 16]
 
 
 def test_primarys_decision_overrides_an_early_refusal_of_a_backup() -> None:
@@ -233,7 +233,7 @@ def test_promise_to_a_refused_unit_is_broken_in_an_idle_shard() -> None:
     announce(world, "live", WITHOUT, AGAIN, to=(BACKUP,))
     announce(world, "live", AGAIN, to=(PRIMARY,))
     world.run(100 * MS)
-    assert not replica(world, BACKUP)._state.sessions.by_client[b"c" * 16].refused
+    assert not replica(world, BACKUP).state.sessions.by_client[b"c" * 16].refused
     send(world, insert(1), run=20 * MS)
     send(world, insert(1), run=20 * MS)
     assert (1, 1) in redirects(world)

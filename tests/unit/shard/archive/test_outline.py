@@ -124,7 +124,7 @@ def test_every_replica_answers_with_what_it_stores_and_its_archive() -> None:
         assert (answer.request, answer.trim, answer.archive_port) == (9, 0, port)
         assert 3000 < sum(step.size for step in answer.steps) < 4000
         assert answer.server == int(name[-1])
-        assert world.nodes[name]._state.store.sealed_below == 2**62
+        assert world.nodes[name].state.store.sealed_below == 2**62
         (part,) = ask(name, stop=2)
         assert [step.stop for step in part.steps] == [2]
         assert ask(name, cluster=CLUSTER + 1) == []

@@ -325,8 +325,9 @@ class PlayerTask:
         self._attempts.on_opened()
         if delivery.position > former:
             self._attempts.reset()
-        # If an older state of the target was put back, its position cannot be committed.
-        self._awaits_mark &= not self.claim.is_settled
+        # If an older state of the target was put back, its position cannot be committed. A task
+        # that leaves waits for nothing: the release sends the move.
+        self._awaits_mark &= not self.claim.is_settled and not self._is_leaving
         if self._awaits_mark:
             self.claim.expedite()
             self.state = "opening"

@@ -251,3 +251,19 @@ def test_a_step_without_a_mark_keeps_the_former_one(*, keeps_position: bool) -> 
     world.run(2000)
     assert world.payloads()[-1] == b"later"
     assert world.cursor().mark == (b"first" if keeps_position else b"")
+
+
+def test_a_task_that_leaves_while_it_opens_beyond_the_log_ends() -> None:
+    world, player, target = played()
+    world.fill(5)
+    target.open = lambda _task: Opened(2**62 + 1, b"damaged")  # type: ignore[method-assign]
+    opened = player.connections.open
+
+    def open_and_stop(task: Task) -> Any:
+        player.stop()
+        return opened(task)
+
+    player.connections.open = open_and_stop  # type: ignore[method-assign]
+    world.run(2000)
+    assert player.task().is_gone
+    assert not world.cursor().owner

@@ -74,7 +74,9 @@ class Forwards:
         )
 
     def restore(self) -> None:
-        """Forward all unstable decisions again, after a restart."""
+        """Forward all unstable decisions again, after a restart, and request lost reports."""
+        if self._backups.behind(self._next):
+            self._resend_due = 0  # A backup may have reported to the former process what it stored.
         self.gathered = self._state.stream.decisions_after(0)
         self._state.round_trips.on_restart(self._state.stream.last)
         self.hasten()

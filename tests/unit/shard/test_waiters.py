@@ -8,8 +8,8 @@ import pytest
 
 from shard.ordering import waiters
 from shard.ordering.waiters import _Requests
-from tests.unit.shard.test_primary import PRIMARY, alone, report
-from tests.world import CLUSTER, MS, Probe, World, calm_world, insert, probe
+from tests.unit.shard.test_primary import BACKUP, PRIMARY, alone, primary_of, report
+from tests.world import CLUSTER, MS, Link, Probe, World, calm_world, insert, probe
 from ziplog import wire
 
 if TYPE_CHECKING:
@@ -41,6 +41,24 @@ def test_a_sync_of_an_undecided_position_is_refused_and_takes_no_slot() -> None:
     assert len(refused) == waiters.MAX_WAITERS + 100
     send(world, "c", syncs(1, 1))
     world.run(50 * MS)
+    assert [one.request for one in probe(world).of(wire.Synced)] == [1]
+
+
+def test_a_sync_after_a_restart_of_the_primary_needs_no_further_insert() -> None:
+    """The backup reported to the former process that the record is on its disk."""
+    world = calm_world()
+    world.flush_ns = 40 * MS
+    for name in (PRIMARY, BACKUP):
+        world.send("c", name, insert(1))
+    stream = primary_of(world)._state.stream
+    assert world.run_until(lambda: 0 < stream.stable == stream.last)
+    assert not stream.durable
+    world.links[BACKUP, PRIMARY] = Link(lose=lambda: True)
+    world.restart(PRIMARY)
+    world.run(60 * MS)
+    world.links.clear()
+    send(world, "c", syncs(1, 1))
+    world.run(60 * MS)
     assert [one.request for one in probe(world).of(wire.Synced)] == [1]
 
 

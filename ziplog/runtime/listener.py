@@ -68,7 +68,8 @@ class Listener:
         self.check_at = 0
         #: Time of the next `check` that may accept connections again; None: it accepts them.
         self.retry_at: int | None = None
-        self._is_refused = False
+        #: The system refused a connection; since then, no check was made.
+        self._is_refused = self._is_unchecked = False
 
     def accept(self) -> list[socket.socket]:
         """Return connections that wait, up to a limit for each socket."""
@@ -86,6 +87,7 @@ class Listener:
             except OSError as error:
                 if error.errno in SCARCE:
                     self._set_refused(True)
+                    self._is_unchecked = True
                     break
                 continue  # The connection ended while it waited.
             connection.setblocking(False)
@@ -94,16 +96,19 @@ class Listener:
 
     def check(self, connections: Iterable[Connection], now: int) -> list[Connection]:
         """Return the connections to close so that enough descriptors are free."""
-        self.check_at = now + (_RETRY_NS if self._is_refused else _CHECK_INTERVAL_NS)
-        self._set_refused(False)
         self._pause.end_if_due(self._socket, now)
         chosen = self._reserve.choose(connections, _open_descriptors(), now)
+        # Without connections to close, the system would refuse the next one, too.
+        self._set_refused(self._is_unchecked and not chosen)
+        self._is_unchecked = False
+        self.check_at = now + (_RETRY_NS if self._is_refused else _CHECK_INTERVAL_NS)
         if chosen:
             self._pause.start(self._socket, now)
             self._close_local()
-        elif self._local is None and not self._pause.is_active:
+        accepts_all = not (self._pause.is_active or self._is_refused)
+        if accepts_all and self._local is None:
             self._open_local()
-        self.retry_at = self.check_at if self._pause.is_active else None
+        self.retry_at = None if accepts_all else self.check_at
         return chosen
 
     @property

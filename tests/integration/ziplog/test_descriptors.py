@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -28,6 +28,7 @@ from ziplog.client.common.requests import InsertRequest, Preferences
 from ziplog.client.engines.blocking_engine import BlockingEngine
 from ziplog.core.units import NEVER
 from ziplog.errors import ClosedError, UnavailableError
+from ziplog.runtime import local_socket
 from ziplog.runtime.connection import GREETING, Connection
 from ziplog.runtime.descriptors import AcceptPause, Reserve
 from ziplog.runtime.listener import Listener
@@ -72,6 +73,46 @@ def test_descriptors_are_checked_after_each_accept_and_once_a_second() -> None:
             assert listener.retry_at == listener.check_at == 7 * S, "then it may accept again"
             listener.check([], now=7 * S)
             assert listener.retry_at is None
+
+
+class Refusing:
+    """A listening socket from which the system lets this process accept nothing."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
+        self.attempts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.attempts += 1
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+
+def test_a_connection_that_the_system_refuses_does_not_keep_the_server_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_socket, "listen", lambda *_: None)
+    with contextlib.closing(Transport("127.0.0.1:0")) as server:
+        listener = server._listener
+        assert listener is not None
+        former = listener._socket
+        refusing = listener._socket = Refusing(former)  # type: ignore[misc, assignment]
+        assert server.endpoint is not None
+        host, port = server.endpoint.split(":")
+        with socket.create_connection((host, int(port))) as peer:
+            while refusing.attempts < 2:
+                server.wait(10 * S)
+            assert refusing.attempts == 2
+            first = listener.check_at
+            server.wait(0)
+            assert refusing.attempts == 2
+            assert listener.retry_at == first
+            listener._socket = former  # type: ignore[misc]
+            peer.settimeout(30)
+            wait_until(lambda: server.wait(10_000_000) is None and bool(server._open), "accepted")
+            assert peer.recv(len(GREETING)) == GREETING
 
 
 @pytest.mark.parametrize("hard", [4096, 512])

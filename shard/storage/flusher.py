@@ -250,6 +250,8 @@ class Flusher:
             pause_s = max(self._interval_s - 2 * took_s, _SHORTEST_PAUSE_S)
             self._closing.wait(_FULL_RETRY_S if self._is_full else pause_s)
             is_idle = not self._queue and not self._batch and not self._removals
+            # Another thread may have flushed: that is still to be reported.
+            is_idle = is_idle and self._reported_bytes == self.flushed_bytes
             if is_idle and not self._is_full:
                 self._is_awake = False
                 if not self._queue:  # From now on, `put` wakes the thread.

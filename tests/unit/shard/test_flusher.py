@@ -84,6 +84,16 @@ def test_flush_of_a_watermark_record_alone_is_reported(opened: Opened) -> None:
     assert events == [Persisted(1), Persisted(1)]
 
 
+def test_what_another_thread_flushes_is_reported(opened: Opened) -> None:
+    """A repair flushes first; a server waits for the report of what was appended before."""
+    events = Events()
+    store = opened(flush_interval_ms=20)
+    store.start(events)
+    store.append(place(1, [1]))
+    assert store.flush()
+    events.wait_for(Persisted(1))
+
+
 def test_persisted_is_reported_after_fdatasync_only(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,6 +290,7 @@ def _start_archive(
     shared.trim = replica.known[2]
     store.on_trim = lambda gsn: setattr(shared, "trim", gsn)
     store.flusher.on_seal = archive.on_sealed
+    store.on_repair = archive.on_repaired
     if store.sealed_fseq:
         archive.on_sealed(store.sealed_fseq)
     archive.start()

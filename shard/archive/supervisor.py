@@ -68,6 +68,8 @@ class ArchiveSupervisor:
         self._state, self._read_facts, self._on_port = state, read_facts, on_port
         #: The last entry of the newest sealed segment; 0: there is none.
         self._sealed = 0
+        #: The archive is to be notified: a sealed segment is stable, or has lost its block file.
+        self._has_work = False
         self._stopping = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
@@ -79,6 +81,11 @@ class ArchiveSupervisor:
     def on_sealed(self, last_fseq: int) -> None:
         """Record a sealed segment by its last entry. Thread-safe."""
         self._sealed = max(self._sealed, last_fseq)
+        self._wake()
+
+    def on_repaired(self) -> None:
+        """Record that a repair deleted the block file of its segment. Thread-safe."""
+        self._has_work = True
         self._wake()
 
     def stop(self) -> None:
@@ -157,6 +164,9 @@ class ArchiveSupervisor:
                 due = self._sealed
             if notified < due <= self._publish():
                 notified = due
+                self._has_work = True
+            if self._has_work:
+                self._has_work = False
                 with suppress(OSError):
                     child.stdin.write(b"\n")
             is_done = notified >= self._sealed

@@ -98,6 +98,8 @@ class SegmentStore(SegmentReader):
         self._hidden: dict[str, set[int]] = {}
         #: Receives the trim point as soon as `trim` or `reset` is called.
         self.on_trim: Callable[[int], object] = lambda _: None
+        #: Called after a repair, which deletes the block file of its segment.
+        self.on_repair: Callable[[], object] = lambda: None
 
     @classmethod
     def open(
@@ -479,6 +481,7 @@ class SegmentStore(SegmentReader):
         segment.rebuild(contents, end - 1)
         self._flusher.switch_segment(self._active)
         self._continue_with(link_segments(self._segments))
+        self.on_repair()
         return True
 
     def _end_of(self, segment: Segment) -> int:

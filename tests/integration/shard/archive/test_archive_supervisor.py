@@ -17,6 +17,7 @@ from shard.archive.supervisor import ArchiveFacts, ArchiveSupervisor
 from tests.unit.shard.archive.logs import fill, log, open_store, walk
 from tests.waiting import wait_until
 from ziplog.archive.client import ArchiveClient
+from ziplog.core.entries import Place
 from ziplog.segments.block_reader import BlockReader
 
 if TYPE_CHECKING:
@@ -153,6 +154,31 @@ def test_after_one_segment_it_waits_for_the_next(segments: Path, kept: Callable[
     for segment, end in ((first, second.base), (second, store._segments[2].base)):
         one.known = ArchiveFacts(CLUSTER, segment.last_fseq, 1)
         wait_until(lambda end=end: walk(BlockReader(segments), 1, 2**60)[2] == end, "rows are made")
+
+
+def test_after_a_repair_block_files_are_made_again(
+    segments: Path, kept: Callable[..., Kept]
+) -> None:
+    store = open_store(segments)
+    fill(store, log(60))
+    store.close()
+    store = open_store(segments)
+    one = kept(ArchiveFacts(CLUSTER, store.sealed_fseq, 1))
+    store.on_repair = one.supervisor.on_repaired
+    one.supervisor.on_sealed(store.sealed_fseq)
+    end = store._segments[-1].base
+    wait_until(lambda: walk(BlockReader(segments), 1, end)[2] == end, "rows are made")
+    damaged, fseq = store._segments[1], store._segments[1].base_fseq
+    (entry, *_) = store.read_after(fseq - 1, 1)
+    assert isinstance(entry.decision, Place)
+    body = entry.decision.body
+    assert body is not None
+    path = segments / damaged.name
+    path.write_bytes(path.read_bytes().replace(body, bytes(len(body))))
+    assert store.damaged_after(fseq - 1) == (fseq, fseq)
+    assert store.repair([entry])
+    wait_until(lambda: walk(BlockReader(segments), 1, end)[2] == end, "rows are made again")
+    store.close()
 
 
 def test_an_archive_that_dies_is_started_again(kept: Callable[..., Kept]) -> None:

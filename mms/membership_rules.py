@@ -109,12 +109,16 @@ def _names(placement: Placement) -> str:
 
 
 def first_changes(state: ClusterState, servers: Servers) -> list[Placement]:
-    """Return the placements with which the shards that reported become live."""
-    return [
-        _live(placement, servers)
-        for shard, placement in state.placements.items()
-        if servers.has_reported(shard)
-    ]
+    """Return the placements with which the shards that reported become live.
+
+    If each shard has a server in limbo, the shards become live that never held a lease: only a
+    shard with a lease can be recovered.
+    """
+    placements = state.placements.values()
+    ready = [placement for placement in placements if servers.has_reported(placement.shard)]
+    if not ready:
+        ready = [placement for placement in placements if servers.held_no_lease(placement.shard)]
+    return [_live(placement, servers) for placement in ready]
 
 
 def may_be_live(placement: Placement, servers: Servers, now: int) -> bool:

@@ -269,6 +269,13 @@ class Servers:
         """Whether every replica of the shard sent a heartbeat and is fit to serve."""
         return all(server.name not in self.missing for server in self._by_shard[shard])
 
+    def held_no_lease(self, shard: int) -> bool:
+        """Whether every replica of the shard reported that it never was part of a cluster."""
+        return all(
+            server.heartbeat is not None and not server.heartbeat.cluster
+            for server in self._by_shard[shard]
+        )
+
     def holds_leases(self, shard: int) -> bool:
         """Whether every replica of the shard reported a lease, so that it can start."""
         return all(

@@ -33,7 +33,7 @@ from ziplog.types import RID_GENESIS, Record, RecordId
 from ziplog.wire import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tests.world import Link
     from ziplog.client.common.requests import Policy
@@ -82,7 +82,8 @@ class Consensus:
 class PureCluster:
     """A cluster with one node of the membership service, and one of the failure handler if asked.
 
-    Its supervisor starts a server that was killed again, `RESTART` later.
+    Its supervisor starts a server that was killed again, `RESTART` later. The servers in `limbo`
+    crashed before they held a lease.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class PureCluster:
         *,
         handler: bool = False,
         durability: Durability = "memory",
+        limbo: Collection[str] = (),
     ) -> None:
+        self._limbo = limbo
         self.world = World(link)
         self.f = f
         self.shards = shards
@@ -143,7 +146,7 @@ class PureCluster:
             tuple(map(address, names)), (address("mms-0"),), self.config.durability, 1, Limits(),
             identity=f"disk of {names[index]}",
             handlers=tuple(address(node.name) for node in self.config.failure_handlers),
-        ))  # fmt: skip
+        ), limbo=names[index] in self._limbo)  # fmt: skip
 
     def replicas(self) -> list[Any]:
         """Return the states of all replicas, shard by shard."""

@@ -248,13 +248,15 @@ class PlayerTask:
             self._open()
         elif self.state == "playing":
             self._play()
+        elif self.state == "paused" and self._can_roll():  # It was cut off when the pause began.
+            self._roll()
 
     def _continue(self) -> None:
         """Go on after a step, a claim, a pause or a change of the cursor."""
         if self._is_leaving:
             self._leave()
         elif self._is_pause_reached():
-            if self._roll_at < NEVER and not self._must_open and not self._context.is_cut_off:
+            if self._can_roll():
                 self._roll()
                 return
             self.state = "paused"
@@ -266,6 +268,10 @@ class PlayerTask:
         else:
             self.state = "playing"
             self._play()
+
+    def _can_roll(self) -> bool:
+        """Whether the target collects records, and may finish them now."""
+        return self._roll_at < NEVER and not self._must_open and not self._context.is_cut_off
 
     def _is_pause_reached(self) -> bool:
         state = self.claim.state

@@ -49,6 +49,29 @@ def test_a_pause_finishes_what_a_target_collected() -> None:
     assert not deliveries(player)[-1].records
 
 
+def test_a_pause_while_the_service_is_silent_finishes_it_afterwards() -> None:
+    world, player = played(roll_s=60)
+    world.run(1000)
+    player.hangs = True
+    world.fill(1)
+    world.run(500)
+    world.edit("pause")
+    world.run(5000)
+    world.service.is_down = True
+    world.run(10_000)
+    player.go_on()
+    world.run(1000)
+    assert player.states() == ["paused"]
+    assert deliveries(player)[-1].records  # No step begins while the service is silent.
+    world.service.is_down = False
+    world.run(5000)
+    assert player.states() == ["paused"]
+    assert deliveries(player)[-1].start == deliveries(player)[-1].stop
+    steps = len(player.steps)
+    world.run(100_000)
+    assert len(player.steps) == steps
+
+
 def test_a_target_that_fails_to_finish_is_opened_again() -> None:
     world, player = played(roll_s=5)
     world.run(1000)

@@ -101,7 +101,7 @@ class Claim:
         #: The position that was committed last, and its mark; both as of the last claim.
         self.committed = 0
         self.mark = b""
-        #: The mark of the last move, also of one that is not committed yet.
+        #: The mark of the last move that was not refused, also of one that is not committed yet.
         self.last_mark = b""
         #: It was moved since it was created or sought, as far as this process knows.
         self.has_moved = False
@@ -244,7 +244,7 @@ class Claim:
         if isinstance(result, CursorLostError):
             self._lose(result.reason)
         elif isinstance(result, NoSuchRecordError):
-            self._wanted = None
+            self._wanted, self.last_mark = None, self.mark
             self._listener.on_beyond_log(position)
             if self._is_releasing:
                 self._send_release()

@@ -267,3 +267,23 @@ def test_a_task_that_leaves_while_it_opens_beyond_the_log_ends() -> None:
     world.run(2000)
     assert player.task().is_gone
     assert not world.cursor().owner
+
+
+def test_a_mark_that_was_refused_with_its_position_is_awaited_again() -> None:
+    world, player, target = played(commit_ms=60_000)
+    world.fill(5)
+    target.open = lambda _task: Opened(2**62 + 1, b"first")  # type: ignore[method-assign]
+    world.run(2000)
+    assert player.states() == ["failed"]
+    del target.open  # type: ignore[method-assign]
+
+    def check() -> None:
+        if len(target.batches) == 1:
+            assert world.cursor().mark == b"first"
+
+    world.checks.append(check)
+    world.edit("pause")
+    world.run(5000)
+    world.edit("resume")
+    world.run(5000)
+    assert world.payloads() == payloads(world)

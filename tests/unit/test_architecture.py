@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -263,6 +264,24 @@ def test_every_package_is_known_and_says_that_it_is_typed() -> None:
     assert set(configured["importlinter"]["root_packages"]) == set(PACKAGES)
     assert set(configured["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
     assert [name for name in PACKAGES if not (ROOT / name / "py.typed").is_file()] == []
+
+
+def test_the_code_map_names_every_module_and_nothing_else() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = text.partition("## Code map")[2].partition("`__main__.py` is I/O")[0]
+    names = set(re.findall(r"`([\w/.*-]+)`", rows))
+    folders = tuple(name for name in names if name.endswith("/"))
+    files = {Path(name).stem for name in names if "." in name} | names
+    missing = {
+        name
+        for name in map(name_of, SOURCES)
+        if not Path(name).name.startswith(("__", "blocking"))
+        and not name.startswith(folders)
+        and Path(name).stem not in files
+    }
+    assert not missing
+    paths = {name for name in names if "/" in name and not name.startswith("/")}
+    assert {name for name in paths if not list(ROOT.glob(name))} == set()
 
 
 def test_no_function_is_long() -> None:

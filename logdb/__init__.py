@@ -54,8 +54,7 @@ def connect(
 
     Args:
         coordinators: "host:port"; several are separated by commas or given as a list. The client
-            uses
-            one of them and switches to the next when it is silent. None: the value of
+            uses one of them and switches to the next when it is silent. None: the value of
             `LOGDB_COORDINATOR`, else 127.0.0.1:7500.
         timeout: the default timeout of every call and of connecting, in seconds; 10 if None.
 

@@ -69,7 +69,8 @@ class RecordId(NamedTuple):
 
 #: The position before every record (thesis 4.2.1).
 RID_GENESIS: Final = RecordId(0, 0)
-#: For `subscribe` only: the last stable record below every shard's frontier (thesis 4.2.1).
+#: As a start of readers: the last stable record below every shard's frontier (thesis 4.2.1). As a
+#: position of cursors: behind that record.
 RID_RECENT: Final = RecordId(-1, 0)
 
 

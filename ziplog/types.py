@@ -33,7 +33,7 @@ Seq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Fseq = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 #: When an insert is complete: all f+1 replicas hold it in memory, or on stable storage.
 Durability = Literal["memory", "disk"]
-#: 128 random bits, new in every client process.
+#: 128 random bits, new for each client object.
 ClientId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 #: Number of hexadecimal digits of a cluster's id.

@@ -116,8 +116,8 @@ def find_checkpoint() -> TaskSteps:
     """Find the last complete checkpoint (a task).
 
     It returns the `CheckpointDone` and a one-shot iterator over the parts, or None if there is no
-    checkpoint and the log can be replayed from its first record. While a shard recovers, the search
-    waits: a start needs the tail, and all shards must report it.
+    checkpoint and the log can be replayed from its first record. A start needs the tail, which all
+    shards must report: after a failure the search waits until its shard's next view has begun.
 
     Raises:
         NoCheckpointError: there is no checkpoint, and the log was trimmed.

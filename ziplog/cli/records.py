@@ -132,7 +132,8 @@ def append(
 ) -> None:
     """Insert as `ziplog insert`; print rids once no later record can get before them.
 
-    It waits while any shard recovers. Options and output are those of `ziplog insert`.
+    When a server fails, it waits until the next view of its shard has begun. Options and output are
+    those of `ziplog insert`.
     """
     with _connected(after, text, file, bootstrap, timeout, region, lines=lines, raw=raw) as given:
         log, rid, batches = given

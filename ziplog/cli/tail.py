@@ -97,8 +97,8 @@ def tail(
     --format: %r rid, %g gsn, %s shard, %e epoch, %T time, %k key, %v payload, \t tab, \n new line.
     The client filters; --last and the positions count records before the filters, --limit after.
 
-    Without --follow, all servers must report where the log ends, so it fails while one is down;
-    with --shard, only those of these shards.
+    Without --follow, all shards must report where the log ends; with --shard, only these. When a
+    server has failed, the report comes once the next view of its shard has begun.
 
     --timeout limits the time to connect and to open the log, and without --follow, the time
     without a record. With --follow, the command waits for records without limit.

@@ -114,7 +114,7 @@ def _survivor_dies_alone(seed: int) -> Plan:
 
 @mutant(_survivor_dies_alone, "f = 2; a server is cut off from both others, and loses its disk")
 def confirmed_by_survivor_alone() -> Iterator[None]:
-    """The survivor alone confirms a view, though no operator gave a region up (section 20.11)."""
+    """The survivor alone confirms a view, though no region was given up (section 20, rule 11)."""
     with replaced(Members, "copies_needed", lambda *_: 1):
         yield
 
@@ -128,7 +128,7 @@ def _survivor_restarts(seed: int) -> Plan:
     "f = 2; the operator gives up two regions, which return when the last server is killed",
 )
 def lost_region_still_votes() -> Iterator[None]:
-    """A server that returns in its old view is a candidate after a confirmation (section 20.11)."""
+    """A server that returns in its old view is a candidate after a confirmation (20, rule 11)."""
     conductor, begin = failure_handler.recovery, HandlerState._begin
     in_view = conductor.in_view
 

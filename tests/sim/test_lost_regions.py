@@ -1,4 +1,4 @@
-"""Two of three regions are lost, and an operator gives them up (section 20.11)."""
+"""Two of three regions are lost, and an operator gives them up (section 20, rule 11)."""
 
 from __future__ import annotations
 

@@ -150,11 +150,12 @@ def _positions(cursors: Cursors) -> Iterator[Violation]:
         known = first.setdefault(seen.era, seen)
         first[seen.era] = min(known, seen, key=lambda one: one.at)
     most = cursors.requested()
-    #: By era: the positions of commits that returned. Each had a mark.
-    marked: dict[Era, set[int]] = defaultdict(set)
+    #: The lowest term that committed a position, with a mark. Claims of later terms see the mark.
+    marked: dict[tuple[Era, int], int] = {}
     for commit in cursors.commits.values():
         if commit.at != END:
-            marked[commit.claim.era].add(commit.gsn)
+            place, term = (commit.claim.era, commit.gsn), commit.claim.term
+            marked[place] = min(term, marked.get(place, term))
     claimed = {claim.era.name for claim in cursors.claims.values()}
     for seen in cursors.sightings:
         least = highest[seen.era].before(seen.called)
@@ -167,7 +168,7 @@ def _positions(cursors: Cursors) -> Iterator[Violation]:
         if seen.era.name in claimed and seen.gsn > limit:
             text = f"{seen.era.name} is at {seen.gsn}; no commit was above {limit}"
             yield Violation("position-order", text, seen.source, seen.gsn)
-        is_marked = seen.gsn in marked[seen.era]
+        is_marked = marked.get((seen.era, seen.gsn), seen.term) < seen.term
         if seen.mark not in {None, str(seen.gsn)} and (seen.mark or is_marked):
             text = f"{seen.era.name} has the mark {seen.mark!r} at {seen.gsn}"
             yield Violation("mark", text, seen.source, seen.gsn)

@@ -87,6 +87,12 @@ def test_a_mark_is_that_of_the_last_commit(tmp_path: Path, mark: str) -> None:
     assert found(tmp_path, one=one, two=claim(1, 30, 2, 5, mark)) == {"mark"}
 
 
+@pytest.mark.parametrize(("mark", "broken"), [("3", set()), ("", {"mark"})])
+def test_a_claim_may_commit_its_own_position(tmp_path: Path, mark: str, broken: set[str]) -> None:
+    one = [*claim(1, 10, 1, 3), *commit(2, 20, 1, 3)]
+    assert found(tmp_path, one=one, two=claim(1, 30, 2, 3, mark)) == broken
+
+
 def test_a_commit_with_an_old_term_has_no_effect(tmp_path: Path) -> None:
     one = [*claim(1, 10, 1, 0), *commit(2, 30, 1, 5)]
     assert found(tmp_path, one=one, two=claim(1, 20, 2, 0)) == {"fence"}

@@ -25,10 +25,13 @@ from ziplog.cli.moments import is_ago, moment_us
 from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, connect, say
 from ziplog.cli.positions import FORMS, is_fixed, parse, parse_stop
 from ziplog.cli.terminal import print_json
-from ziplog.errors import ConfigError
+from ziplog.errors import RID_RECENT, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ziplog.client.blocking import Log
+    from ziplog.errors import RecordId
 
 #: The command-line option of each option of a load.
 _NAMES: Final = {
@@ -161,12 +164,20 @@ def _bounds(
         raise ConfigError(name, text, "a gsn or '<gsn>@<shard>' with --path")
     if not all(is_ready):
         with connect(bootstrap, timeout) as log:
-            start = str(find(log).gsn)
+            start = start if is_ready[0] else str(_begin(log, find(log)).gsn)
             stop = stop if find_stop is None else str(find_stop(log).gsn)
     return (
         options.EARLIEST if start == _BEGINNING else start,
         options.LATEST if stop in _ENDS else stop,
     )
+
+
+def _begin(log: Log, rid: RecordId) -> RecordId:
+    """Return where a reader that starts at a position begins: `RID_RECENT` depends on the log."""
+    if rid != RID_RECENT:
+        return rid
+    with log.subscribe(rid, follow=False) as subscription:
+        return subscription.position
 
 
 def _time(text: str | None, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -97,6 +98,22 @@ def test_times_filter_the_records_of_a_range(cluster: Cluster, records: list[Rec
     ]
     assert 0 < len(chosen) < len(records)
     assert lines.splitlines(keepends=True) == [as_json(record) for record in chosen]
+
+
+def test_ends_that_depend_on_the_log_need_no_records_that_were_trimmed(tmp_path: Path) -> None:
+    with small_cluster(tmp_path / "log", f=0) as running, running.connect() as log:
+        rids = [log.append(b"%d" % number) for number in range(4)]
+        log.trim(rids[1])
+        for ends, found in (
+            (("--to", "-1"), rids[1:3]),
+            (("--from", "recent"), rids[3:]),
+            (("--from", "recent", "--to", "end"), rids[3:]),
+            (("--from", "-2", "--to", "end"), rids[2:]),
+        ):
+            lines = export("-o", "-", "--format", "jsonl", "--bootstrap", log.endpoints[0], *ends)
+            assert [json.loads(line)["rid"] for line in lines.stdout.splitlines()] == [
+                str(rid) for rid in found
+            ]
 
 
 def test_a_reader_may_close_the_pipe_early(cluster: Cluster) -> None:

@@ -202,7 +202,7 @@ class Cluster:
         region: str | None = None,
         min_regions: int | None = None,
     ) -> Log:
-        """Return a new client of this cluster; takes the options of `ziplog.connect`."""
+        """Return a new client of this cluster; takes options of `ziplog.connect`."""
         return Log(self.endpoint, policy, timeout, region=region, min_regions=min_regions)
 
     def pid(self, name: str) -> int:

@@ -232,19 +232,22 @@ class Claim:
     def _send_move(self, now: int) -> None:
         assert self._wanted is not None
         position, mark = self._wanted
-        self._wanted, self._is_moving, self.has_moved = None, True, True
+        had_moved, self.has_moved = self.has_moved, True
+        self._wanted, self._is_moving = None, True
         self._move_at = now + self._settings.commit_ms * NS_PER_MS
         request = CommitRequest(NEVER, self._number, RecordId(position, 0), mark)
-        self._call(request, partial(self._on_moved, self._number, position, mark))
+        self._call(request, partial(self._on_moved, self._number, position, mark, had_moved))
 
-    def _on_moved(self, number: int, position: int, mark: bytes, result: Any) -> None:
+    def _on_moved(
+        self, number: int, position: int, mark: bytes, had_moved: bool, result: Any
+    ) -> None:
         if number != self._number or self.state is None:
             return
         self._is_moving = False
         if isinstance(result, CursorLostError):
             self._lose(result.reason)
         elif isinstance(result, NoSuchRecordError):
-            self._wanted, self.last_mark = None, self.mark
+            self._wanted, self.last_mark, self.has_moved = None, self.mark, had_moved
             self._listener.on_beyond_log(position)
             if self._is_releasing:
                 self._send_release()

@@ -129,6 +129,13 @@ def test_cursor_counts_as_moved_from_its_first_move_on() -> None:
     assert claim.has_moved
 
 
+def test_cursor_does_not_count_as_moved_by_a_move_that_was_refused() -> None:
+    claim, calls, _ = held()
+    move(claim, 6)
+    calls.take(CommitRequest)(NoSuchRecordError(RecordId(6, 0), "no shard owns it yet"))
+    assert not claim.has_moved
+
+
 def test_release_follows_the_refusal_of_a_move_beyond_the_log() -> None:
     claim, calls, listener = held()
     move(claim, 6)

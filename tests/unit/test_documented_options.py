@@ -1,10 +1,10 @@
-"""The tables of settings and options in the documents are complete, and have the true defaults."""
+"""Tables of settings and options in the pages are complete; commands in the pages exist."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import typer.main
@@ -16,6 +16,10 @@ from ziplog.cli import app
 from ziplog.config import ClusterConfig
 from ziplog.config_keys import keys_of
 from ziplog.config_tables import LimitsConfig, LogConfig, MonitorConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 #: Each table of a cluster file, and the page that lists its keys.
 TABLES: Final = (
@@ -93,3 +97,25 @@ def test_page_lists_all_options_of_a_coordinator() -> None:
 def test_page_lists_all_options_of_spark(section: str, names: tuple[str, ...]) -> None:
     listed = [name for first, _, _ in rows("spark.md", section) for name in first.split(", ")]
     assert sorted(map(unmarked, listed)) == sorted(names)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Yield the commands `ziplog ...` in a page's text and blocks of code, without comments."""
+    text = page.read_text(encoding="utf-8")
+    yield from re.findall(r"`ziplog ([^`]+)`", text)
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from re.findall(r"^(?:[^#\n]*\| )?ziplog ([^#\n]+)", block, re.MULTILINE)
+
+
+def test_commands_of_pages_exist_with_their_options() -> None:
+    ziplog: Any = typer.main.get_command(app)
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    found = [text for page in pages for text in commands(page)]
+    assert len(found) > 200
+    for text in found:
+        verbs, words = [ziplog], text.split()
+        while hasattr(verbs[0], "get_command") and words and not words[0].startswith("-"):
+            verbs = [verbs[0].get_command(None, verb) for verb in words.pop(0).split("|")]
+            assert all(verbs), text
+        known = {option for parameter in verbs[0].params for option in parameter.opts}
+        assert set(re.findall(rf"(?<!\S){OPTION}", " ".join(words))) <= known | {"--help"}, text

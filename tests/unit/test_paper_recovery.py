@@ -56,7 +56,9 @@ def test_4_2_5_the_reporting_server_promises_to_store_no_new_records(watched: Pu
     """'the storage server promises the failure handler that it will no longer store new records'"""
     alice = watched.client("alice", policy.pin(0))
     watched.kill("shard-0-0", for_ns=60 * S)
-    assert watched.run_until(lambda: watched.state("shard-0-1").state in {"frozen", "joined"})
+    assert watched.run_until(
+        lambda: watched.state("shard-0-1").server_state in {"frozen", "joined"}
+    )
     last = watched.world.stores["shard-0-1"].last_fseq
     alice.begin(alice.inserting([b"new"], timeout=5 * S))
     watched.run(3 * S)
@@ -113,12 +115,12 @@ def test_4_2_5_a_server_that_fails_while_its_state_is_acquired_is_not_relied_on(
     rid = alice.insert(b"kept")
     cluster.kill("shard-0-0", for_ns=30 * S)
     assert cluster.run_until(
-        lambda: any(cluster.state(name).state == "frozen" for name in shard_names(0, 2)[1:])
+        lambda: any(cluster.state(name).server_state == "frozen" for name in shard_names(0, 2)[1:])
     )
-    (frozen,) = [n for n in shard_names(0, 2)[1:] if cluster.state(n).state == "frozen"]
+    (frozen,) = [n for n in shard_names(0, 2)[1:] if cluster.state(n).server_state == "frozen"]
     cluster.kill(frozen, for_ns=30 * S)
     (last,) = {"shard-0-1", "shard-0-2"} - {frozen}
-    assert cluster.run_until(lambda: cluster.state(last).state == "joined", 20 * S)
+    assert cluster.run_until(lambda: cluster.state(last).server_state == "joined", 20 * S)
     assert cluster.run_until(cluster.is_whole, 60 * S)
     assert alice.read(rid).payload == b"kept"
 

@@ -536,7 +536,7 @@ def test_joining_server_repairs_the_end_of_its_log_too() -> None:
     """The log is the survivor's, as its last entry proved."""
     shard = Limbo({19, 20}, f=2)
     for peer in shard.peers.values():
-        peer.state, peer.view = "joined", 3
+        peer.server_state, peer.view = "joined", 3
     shard.lead(18, view=3)
     assert {q.view for _, q in shard.asked} == {3}
     assert shard.damaged == set()

@@ -55,7 +55,7 @@ def in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     "broken",
     [
         pytest.param(unlimited, marks=pytest.mark.nightly),
-        without_evidence,
+        pytest.param(without_evidence, marks=pytest.mark.nightly),
         pytest.param(in_order_of_arrival, marks=pytest.mark.nightly),
     ],
 )

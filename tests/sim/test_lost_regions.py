@@ -79,7 +79,10 @@ def is_back(cluster: SimCluster) -> bool:
     return cluster.is_whole() and not cluster.state.lost_regions
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["cut", "killed"])
+@pytest.mark.parametrize(
+    "is_killed",
+    [pytest.param(False, id="cut", marks=pytest.mark.nightly), pytest.param(True, id="killed")],
+)
 def test_readers_continue_without_the_regions_that_an_operator_gave_up(is_killed: bool) -> None:
     """The survivor loses its disk after all have joined again: nothing is lost with it."""
     kernel = Kernel(1)

@@ -13,7 +13,7 @@ from logdb.__main__ import _parser
 from spark_reader import options, write_options
 from tests.named_tests import ROOT
 from ziplog.cli import app
-from ziplog.config import ClusterConfig
+from ziplog.config import ClusterConfig, NodeConfig
 from ziplog.config_keys import keys_of
 from ziplog.config_tables import LimitsConfig, LogConfig, MonitorConfig
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 #: Each table of a cluster file, and the page that lists its keys.
 TABLES: Final = (
-    ("cluster", ClusterConfig, "operating.md"),
-    ("limits", LimitsConfig, "operating.md"),
-    ("log", LogConfig, "operating.md"),
-    ("monitor", MonitorConfig, "monitoring.md"),
+    ("`[cluster]`", ClusterConfig, "operating.md"),
+    ("`[limits]`", LimitsConfig, "operating.md"),
+    ("`[log]`", LogConfig, "operating.md"),
+    ("`[monitor]`", MonitorConfig, "monitoring.md"),
+    ("a node", NodeConfig, "operating.md"),
 )
 OPTION: Final = r"--[a-z-]+"
 
@@ -65,7 +66,7 @@ def by_option(found: list[tuple[str, str, str]]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "table", "page"), TABLES)
 def test_pages_list_all_keys_with_their_defaults(name: str, table: type, page: str) -> None:
-    found = rows(page, f"| key of `[{name}]` | default |")
+    found = rows(page, f"| key of {name} | default |")
     listed = {unmarked(key): unmarked(default) for key, default, _ in found}
     listed.pop("data_dir", None)  # A path, which the loader completes.
     assert listed == {key: shown(default) for key, (_, default) in keys_of(table).items()}

@@ -249,17 +249,18 @@ class Flusher:
             # An entry that arrives during a flush waits for its end, the pause, and its own flush.
             pause_s = max(self._interval_s - 2 * took_s, _SHORTEST_PAUSE_S)
             self._closing.wait(_FULL_RETRY_S if self._is_full else pause_s)
-            is_idle = not self._queue and not self._batch and not self._removals
-            # Another thread may have flushed: that is still to be reported.
-            is_idle = is_idle and self._reported_bytes == self.flushed_bytes
-            if is_idle and not self._is_full:
+            if self._is_idle() and not self._is_full:
                 self._is_awake = False
-                if not self._queue:  # From now on, `put` wakes the thread.
+                if self._is_idle():  # From now on, `put` wakes the thread.
                     return
                 self._is_awake = True
             started = time.monotonic()
             self.flush_and_report()
             took_s = time.monotonic() - started
+
+    def _is_idle(self) -> bool:
+        """Whether all is flushed and reported: another thread may flush, which reports nothing."""
+        return self._reported_bytes == self._put_bytes and not self._removals
 
     def flush_and_report(self) -> None:
         """Flush, and report the last entry on stable storage, also if only records follow it."""

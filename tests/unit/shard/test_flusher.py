@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,6 +93,25 @@ def test_what_another_thread_flushes_is_reported(opened: Opened) -> None:
     events.wait_for(Persisted(1))
 
 
+def test_the_thread_is_not_idle_before_the_report(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would sleep beside another thread that is within its flush, or just after it."""
+    store, seen = opened(), list[bool]()
+    flusher, sync = store.flusher, os.fdatasync
+
+    def observed(fd: int) -> None:
+        seen.append(flusher._is_idle())
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", observed)
+    store.append(place(1, [1]))
+    assert store.flush()
+    seen.append(flusher._is_idle())
+    flusher.flush_and_report()
+    assert [*seen, flusher._is_idle()] == [False, False, True]
+
+
 def test_persisted_is_reported_after_fdatasync_only(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,26 +153,23 @@ def test_the_thread_sleeps_while_nothing_comes(opened: Opened) -> None:
 
 
 def test_an_entry_that_comes_when_the_thread_turns_in_is_flushed(
-    opened: Opened,
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Events()
     store = opened(flush_interval_ms=1)
     store.start(events)
 
-    class Racing(deque[Any]):
-        """A queue that receives an entry just after the thread saw it empty."""
+    check = store.flusher._is_idle
 
-        is_armed = True
+    def racing() -> bool:
+        """Append an entry just after the thread saw that it was idle."""
+        is_idle = check()
+        if is_idle and store.last_fseq == 1:
+            assert store.flusher._is_awake
+            store.append(place(2, [2]))
+        return is_idle
 
-        def __len__(self) -> int:
-            length = super().__len__()
-            if length == 0 and self.is_armed and store.last_fseq == 1 and not store.backlog_bytes:
-                self.is_armed = False
-                assert store._flusher._is_awake
-                store.append(place(2, [2]))
-            return length
-
-    store._flusher._queue = Racing()
+    monkeypatch.setattr(store.flusher, "_is_idle", racing)
     store.append(place(1, [1]))
     events.wait_for(Persisted(2))
 

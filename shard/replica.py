@@ -105,30 +105,30 @@ class Replica:
         state = self.state = ReplicaState(config, store, incarnation)
         self.wire_use: Final = state.wire_use
         self._now = now
-        resumes = start(self.state, checkpoint, now, limbo=limbo)
-        self._health: Final = FailureDetector(self.state, now)
-        self._old_copies: Final = OldCopyDetector(self.state, resumes=resumes)
-        self._recovery: Final = RecoveryParticipant(self.state)
-        self._repair: Final = Repair(self.state, self._recovery)
-        self._admission: Final = Admission(self.state)
+        resumes = start(state, checkpoint, now, limbo=limbo)
+        self._health: Final = FailureDetector(state, now)
+        self._old_copies: Final = OldCopyDetector(state, resumes=resumes)
+        self._recovery: Final = RecoveryParticipant(state)
+        self._repair: Final = Repair(state, self._recovery)
+        self._admission: Final = Admission(state)
         #: The short path of most inserts, beside `step`.
         self.plain_inserts: Final = PlainInserts(
             state, self._receive_plain, self._deliver_stable, self._send_early
         )
-        self._lag_fix: Final = LagFix(self.state)
+        self._lag_fix: Final = LagFix(state)
         self._primary: Primary | None = None
         self._backup: Backup | None = None
         self._role = self._create_role()
-        self._readers = Readers(self.state, self._guesses)
+        self._readers = Readers(state, self._guesses)
         self._connected = False
-        self._rates: Final = RateReporter(self.state, now)
-        self._heartbeat: Final = HeartbeatSender(self.state, self._rates, now)
-        self._marks: Final = WatermarkWriter(self.state)
+        self._rates: Final = RateReporter(state, now)
+        self._heartbeat: Final = HeartbeatSender(state, self._rates, now)
+        self._marks: Final = WatermarkWriter(state)
         if resumes:
             self._role.restore()
             self._marks.schedule(now)  # for entries that became stable just before the stop
-        self._membership: Final = LeaseUpdates(self.state)
-        self._draining: Final = Draining(self.state)
+        self._membership: Final = LeaseUpdates(state)
+        self._draining: Final = Draining(state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
             Settled: self._settled,

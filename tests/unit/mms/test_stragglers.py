@@ -297,6 +297,18 @@ def test_a_new_leader_forgets_earlier_stragglers() -> None:
     assert members(world) == [0, 1, 2]
 
 
+def test_three_late_checks_before_a_pause_of_the_service_do_not_count_after_it() -> None:
+    world = watched_world()
+    late = world.servers[2]
+    late.behind = 400 * MS
+    world.run(700 * MS)
+    assert world.service._leases._stragglers._checks[1].late_in_a_row == 3
+    late.alive = False  # its heartbeats are on their way
+    world.now += 2 * S
+    world.run(100 * MS)
+    assert members(world) == [0, 1, 2]
+
+
 def test_a_straggler_that_fails_is_recovered_and_back() -> None:
     world = watched_world()
     world.servers[2].behind = 400 * MS

@@ -52,6 +52,8 @@ class TailQuery(PendingRequest, kw_only=True):
     backoff: int = _MIN_BACKOFF_NS
     with_recent: bool
     then: Callable[[LogTail | DeadlineError], None]
+    #: It asks all shards.
+    is_of_all: bool
     #: The position below which the last stable record is requested; 0 in the first round.
     below: int = 0
     #: The end of the leases that the service reported.
@@ -115,11 +117,12 @@ class TailQueries(PendingRequests[TailQuery]):
         shards: Collection[int] | None = None,
     ) -> None:
         """Start a call's query about these shards (None: all); call `then` with its result."""
-        query = TailQuery(call, deadline, with_recent=with_recent, then=then)
+        query = TailQuery(
+            call, deadline, with_recent=with_recent, then=then, is_of_all=shards is None
+        )
         self._add(query)
         self._add_number(query)
         lease = self._routing.lease
-        gsn = lease.base if lease is not None else 1
 
         def on_history(history: LeaseHistory) -> None:
             self._routing.update_placements(history.placements)
@@ -135,10 +138,17 @@ class TailQueries(PendingRequests[TailQuery]):
                 and p.shard not in history.over
             }
             query.limits = {one.shard: one.limit for one in history.finalized}
-            query.trim = history.trim if history.over and shards is None else 0
+            query.trim = history.trim if history.over and query.is_of_all else 0
             self._send(query)
             self._conclude(query)
 
+        self._request_history(query, on_history)
+
+    def _request_history(
+        self, query: TailQuery, on_history: Callable[[LeaseHistory], None]
+    ) -> None:
+        lease = self._routing.lease
+        gsn = lease.base if lease is not None else 1
         query.service_request = self._membership.send_request(
             lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
         )
@@ -175,6 +185,22 @@ class TailQueries(PendingRequests[TailQuery]):
             self._conclude(query)
         if reply.view > route.view:
             self._routing.refresh()
+
+    def _retry(self, query: TailQuery) -> None:
+        """Ask again; also ask the service whether the silent shards are over by now."""
+        super()._retry(query)
+        is_open = self._membership.is_open(query.service_request)
+        if not is_open and any(map(self._routing.is_removed, self._unanswered(query))):
+            self._request_history(query, lambda history: self._leave_out(query, history))
+
+    def _leave_out(self, query: TailQuery, history: LeaseHistory) -> None:
+        """Wait no longer for the shards that are over: their servers may be gone."""
+        over = query.replies.keys() & history.over
+        for shard in over:
+            del query.replies[shard]
+        if over:
+            query.trim = history.trim if query.is_of_all else 0
+            self._conclude(query)
 
     def _on_routes_changed(self, _shards: list[int]) -> None:
         """Ask for the missing replies now, because shards have another view or state."""

@@ -22,6 +22,7 @@ from ziplog.client.common.requests import (
     TailRequest,
     TrimRequest,
 )
+from ziplog.core.units import NEVER
 from ziplog.errors import (
     DeadlineError,
     NoSuchRecordError,
@@ -82,6 +83,21 @@ def test_a_shard_that_is_over_is_not_asked(trim: int, last: RecordId) -> None:
     for name, message in tails:
         harness.give(tail_reply(message, int(name[3]), 30))
     assert harness.answers[call] == last
+
+
+@pytest.mark.parametrize(("trim", "last"), [(21, RecordId(20, 0)), (10, None)])
+def test_a_shard_that_is_over_meanwhile_is_not_waited_for(trim: int, last: RecordId | None) -> None:
+    """Its servers are stopped after the query asked them, and before they reply."""
+    harness, call = with_finalized(TailRequest(NEVER))
+    for name, message in harness.take(wire.Tail):
+        if message.shard == 1:
+            harness.give(tail_reply(message, int(name[3]), 15))
+    harness.pass_time(60 * MS)
+    assert call not in harness.answers
+    query = harness.take(wire.LeaseQuery)[-1][1]
+    over = [0] if trim > 20 else []
+    harness.give(wire.LeaseHistory(CLUSTER, query.request, [], [], trim, over=over))
+    assert harness.answers.get(call) == last
 
 
 def with_finalized(request: TailRequest | SubscribeRequest) -> tuple[ClientHarness, int]:

@@ -1,7 +1,9 @@
 """The streams of one reader, at most one of each shard.
 
 Rules: a stream that lost a message, was refused, or has no answer is reopened where it was. A
-stream may start below the reader's position; it then continues at that position.
+stream may start below the reader's position; it then continues at that position. If the servers of
+a removed shard do not answer, the reader also asks the service for the trim point: they may be gone
+(section 13.9).
 
 Invariant: each stream is found by its newest number. See docs/protocol.md, section 7.
 """
@@ -11,16 +13,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from ziplog.client.common.routing import owner_in
 from ziplog.client.reads.frontier_stream import FrontierStream
 from ziplog.errors import TrimmedError
 from ziplog.types import RecordId
+from ziplog.wire import LeaseQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.wire import Deliver, Early, Refused, Trimmed
+    from ziplog.wire import Deliver, Early, LeaseHistory, Refused, Trimmed
 
 StreamT = TypeVar("StreamT", bound=FrontierStream)
 #: Each stream with its reader, by the stream's number at the server.
@@ -42,6 +46,8 @@ class StreamSet(ABC, Generic[StreamT]):
         self._streams: Final[dict[int, StreamT]] = {}
         #: The request for the owner of a trimmed position; 0: there was none.
         self._owner_request = 0
+        #: The last request for the trim point; 0: there was none.
+        self._trim_request = 0
         #: Something arrived since `end_batch`.
         self.is_dirty = False
 
@@ -78,6 +84,7 @@ class StreamSet(ABC, Generic[StreamT]):
 
     def _close_streams(self) -> None:
         self._routing.membership.cancel(self._owner_request)
+        self._routing.membership.cancel(self._trim_request)
         for shard in list(self._streams):
             self._close_stream(shard)
 
@@ -128,6 +135,22 @@ class StreamSet(ABC, Generic[StreamT]):
         for stream in list(self._streams.values()):
             if not stream.tick():
                 self._open(stream)
+                if self._routing.is_removed(stream.shard):
+                    self._query_trim(stream)
+
+    def _query_trim(self, stream: StreamT) -> None:
+        """Fail if what follows in a stream was trimmed; its shard needs no servers then."""
+        membership, gsn = self._routing.membership, self.position
+
+        def on_history(history: LeaseHistory) -> None:
+            if history.trim > max(self.position, stream.frontier):
+                owner = owner_in(history, history.trim)
+                self.fail(TrimmedError(RecordId(history.trim, owner)))
+
+        if not membership.is_open(self._trim_request):
+            self._trim_request = membership.send_request(
+                lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
+            )
 
     @abstractmethod
     def fail(self, error: Exception) -> None:

@@ -317,6 +317,24 @@ def test_trim_begins_with_a_tail_query() -> None:
     assert harness.answers.pop(call) == RecordId(9, 0)
 
 
+def test_shard_that_is_over_is_not_waited_for() -> None:
+    """Its servers were stopped before this client had its last frontier."""
+    harness = following()
+    call = harness.seal(6, 30 * S)
+    harness.core._routing.update_placements([placement(1, state="finalized")])
+    harness.pass_time(2 * S)
+    harness.history(run_of(FIRST), trim=20)
+    query = harness.take(wire.LeaseQuery)[-1][1]
+    second = run_of(lease([0], number=2, base=21))
+    known = [placement(0), placement(1, state="finalized")]
+    harness.give(wire.LeaseHistory(CLUSTER, query.request, [second], known, 20, over=[1]))
+    for name, tail in harness.take_tails(0):
+        server = int(name[3])
+        harness.give(wire.TailReply(CLUSTER, 0, 1, server, tail.request, 0, 25))
+    harness.history(second, trim=20)
+    assert harness.answers.pop(call) == RecordId(6, 0)
+
+
 def test_new_view_opens_the_stream_again() -> None:
     harness = following()
     call = harness.seal(6)

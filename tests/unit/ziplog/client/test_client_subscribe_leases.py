@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, lease, placement
+import pytest
+
+from tests.unit.ziplog.client.fakes import CLUSTER, MS, ClientHarness, S, lease, placement
 from tests.unit.ziplog.client.reader import Reader
 from ziplog import wire
 from ziplog.client.common.requests import SubscribeRequest, UnsubscribeRequest
 from ziplog.core.units import NEVER
 from ziplog.core.view import run_of
+from ziplog.errors import TrimmedError
 from ziplog.types import RecordId
 
 
@@ -92,3 +95,29 @@ def test_lease_of_the_start_is_requested_although_a_later_one_is_known() -> None
     first = harness.take(wire.LeaseQuery)[-1][1]
     harness.give(wire.LeaseHistory(CLUSTER, first.request, [], [placement(0)], 0))
     assert [m.gsn for _, m in harness.take(wire.LeaseQuery)] == [11]
+
+
+@pytest.mark.parametrize(("trim", "is_over"), [(9, True), (1, False)])
+def test_a_subscription_does_not_wait_for_a_shard_that_is_over(trim: int, is_over: bool) -> None:
+    """Its servers were stopped before the subscription had all of it; the rest was trimmed."""
+    harness = Reader()
+    harness.learn(placement(1, state="finalized"))
+    harness.deliver(0, 1, 13, [1], [3])
+    call = harness.fetch()
+    harness.pass_time(2 * S)
+    harness.give_leases(run_of(lease([0, 1])), trim=trim)
+    if is_over:
+        error = harness.answers[call]
+        assert isinstance(error, TrimmedError)
+        assert error.first == RecordId(9, 0)
+    else:
+        assert call not in harness.answers
+        harness.pass_time(2 * S)
+        assert harness.take(wire.LeaseQuery), "it asks again"
+
+
+def test_the_trim_point_is_not_requested_for_a_shard_that_may_answer() -> None:
+    harness = Reader()
+    harness.fetch()
+    harness.pass_time(5 * S)
+    assert not harness.take(wire.LeaseQuery)

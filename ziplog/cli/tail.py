@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -26,8 +27,9 @@ from ziplog.errors import ConfigError, TrimmedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ziplog.client.blocking import Log
     from ziplog.types import Event
+
+T = TypeVar("T")
 
 #: Interval between two checks whether `--follow` has reached the position of `--to`, in seconds.
 _CHECK_S: Final = 0.25
@@ -120,12 +122,12 @@ def tail(
             },
             follow=follow,
         )  # fmt: skip
-        find_start = parse(start or "recent", "--from")
-        with (
-            connect(bootstrap, timeout, region) as log,
-            log.speculate(find_start(log), shards=shard) as events,
-        ):
-            _print_events(events, rendering.event_as_json if json else rendering.event_as_text)
+        start = start or "recent"
+        find_start = parse(start, "--from")
+        with connect(bootstrap, timeout, region) as log:
+            speculate = partial(log.speculate, shards=shard)
+            with _opened(speculate, find_start(log), must_exist=is_fixed(start)) as events:
+                _print_events(events, rendering.event_as_json if json else rendering.event_as_text)
         return
     render = _renderer(pattern, keys_only=keys_only, json=json)
     accepts = _filters(key, key_prefix, grep)
@@ -135,31 +137,24 @@ def tail(
         end = None if find_stop is None else find_stop(log).gsn
         timeout_s = None if follow else timeout
         first = ziplog.RID_GENESIS if find is None else find(log)
-        if start is None or not is_fixed(start):
-            subscription = _subscribe_from(
-                log, first, follow=follow, shards=shard, timeout=timeout_s
-            )
-        else:
-            subscription = log.subscribe(first, follow=follow, shards=shard, timeout=timeout_s)
-        with subscription:
+        subscribe = partial(log.subscribe, follow=follow, shards=shard, timeout=timeout_s)
+        must_exist = start is not None and is_fixed(start)
+        with _opened(subscribe, first, must_exist=must_exist) as subscription:
             records = _until(_followed(subscription, end) if follow else subscription, end)
             chosen = (record for record in records if all(accept(record) for accept in accepts))
             sys.stdout.buffer.writelines(map(render, _first(chosen, limit)))
 
 
-def _subscribe_from(
-    log: Log,
-    first: ziplog.RecordId,
-    *,
-    follow: bool,
-    shards: list[int] | None,
-    timeout: float | None,
-) -> ziplog.Subscription:
-    """Subscribe from a position on, or from the first one that was not trimmed."""
+def _opened(
+    open_at: Callable[[ziplog.RecordId], T], first: ziplog.RecordId, *, must_exist: bool
+) -> T:
+    """Open a reader at a position, or at the first one that was not trimmed."""
     while True:
         try:
-            return log.subscribe(first, follow=follow, shards=shards, timeout=timeout)
+            return open_at(first)
         except TrimmedError as error:
+            if must_exist:
+                raise
             first = error.first
 
 

@@ -193,6 +193,8 @@ class FakeLog:
         self, start: ziplog.RecordId, *, shards: Sequence[int] | None = None
     ) -> FakeSpeculation:
         self.calls.append(("speculate", start, shards))
+        if 0 <= start.gsn < self.trimmed_to:
+            raise TrimmedError(ziplog.RecordId(self.trimmed_to, 0))
         return FakeSpeculation(self.speculated)
 
     def check_tail(self) -> ziplog.RecordId:

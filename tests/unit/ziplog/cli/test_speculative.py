@@ -44,6 +44,15 @@ def test_events_are_json(events: FakeLog) -> None:
     assert lines[0] | json.loads(run_json_of_a_record(events)) == lines[0]
 
 
+def test_events_from_the_end_of_a_trimmed_log_begin_after_the_trim(events: FakeLog) -> None:
+    """The last record itself was trimmed; only a position that the user gave fails then."""
+    events.insert_many([b"a", b"b"], ziplog.RID_GENESIS)
+    events.trimmed_to = 3
+    assert run("tail", "--speculative", "--follow", "--from", "end").exit_code == 0
+    assert events.calls[-1] == ("speculate", RecordId(3, 0), None)
+    assert run("tail", "--speculative", "--follow", "--from", "2").exit_code == 1
+
+
 def run_json_of_a_record(log: FakeLog) -> str:
     log.records = [record(3)]
     return run("tail", "--json").stdout

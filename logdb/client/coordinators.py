@@ -449,7 +449,9 @@ class Coordinators:
 
     def _deadline_error(self, query: PendingQuery) -> ZiplogError:
         refusals = [
-            f"the one at {self._endpoints[n]}: {why}" for n, (_, why) in self._refusals.items()
+            f"the one at {self._endpoints[n]}: {why}"
+            for n, (at, why) in self._refusals.items()
+            if at >= query.started_at
         ]
         if query.deadline <= query.started_at + _MIN_TIMEOUT_NS:
             reason = "the timeout is too short for a coordinator to reply: increase it"

@@ -153,6 +153,16 @@ def test_another_ready_coordinator_is_used() -> None:
     assert db.put(b"k", 1)
 
 
+def test_a_refusal_before_a_call_does_not_explain_its_time_out() -> None:
+    db = FakeDatabase(2)
+    db.first.not_ready = "it replays the log"
+    db.do(OpenRequest)
+    db.put(b"k", 1)
+    state = db.do(WatchRequest, b"k", -1)
+    with pytest.raises(DeadlineError, match="'k' did not change; call again to wait longer"):
+        db.do(WatchRequest, b"k", state.version, within=3 * S)
+
+
 def test_a_coordinator_of_another_log_is_replaced_and_named() -> None:
     db = FakeDatabase()
     call = db.begin(OpenRequest, within=S)

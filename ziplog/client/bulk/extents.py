@@ -150,7 +150,10 @@ class ExtentQueries(PendingRequests[ExtentQuery]):
         self._routing.update_placements(history.placements)
         leases, stop = query.leases, query.request.stop
         before = leases.stop
-        leases.extend(history.runs)
+        if not leases.extend(history.runs):
+            # The leases between were trimmed meanwhile, and so were those before.
+            leases = query.leases = LeaseMap()
+            leases.extend(history.runs)
         has_news = leases.stop > before
         if has_news and (stop is None or leases.stop < stop):
             self._query_leases(query, leases.stop)

@@ -158,6 +158,19 @@ def test_without_an_end_they_are_asked_for_until_there_are_no_more() -> None:
     assert found.shards == [Extent(0, 4, 61), Extent(1, 31, 61)]
 
 
+def test_a_trim_between_two_replies_leaves_the_leases_after_it() -> None:
+    """The history takes several messages; what the first one had was trimmed, and a part more."""
+    harness, runs = connected(), history((0,), (0, 1), (1,), (0, 1))
+    call = start_query(harness, 1, None)
+    reply_leases(harness, runs[:1])
+    assert reply_leases(harness, runs[2:3], trim=65) == 31
+    assert reply_leases(harness, runs[3:], trim=65) == 91
+    reply_leases(harness, [], trim=65)
+    found = harness.answers[call]
+    assert (found.trim, found.end) == (65, 121)
+    assert found.shards == [Extent(1, 65, 121), Extent(0, 91, 121)]
+
+
 @pytest.mark.parametrize(("start", "stop"), [(1, 32), (31, 32), (32, None)])
 def test_range_without_owners_is_refused(start: int, stop: int | None) -> None:
     harness = connected()

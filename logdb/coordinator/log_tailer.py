@@ -48,6 +48,8 @@ _FETCH_RECORDS: Final = 1_000
 _REQUEST_TIMEOUT_NS: Final = 5 * NS_PER_S
 #: Delay before the next attempt after a failure.
 _RETRY_NS: Final = NS_PER_S
+#: Maximum number of shards that a text names: `NotReady` has room for some 200.
+_MAX_NAMED: Final = 8
 
 
 class Waiter(Protocol):
@@ -198,7 +200,7 @@ class LogTailer:
         """Fetch records after each event; after the last of a batch, also check the progress."""
         calls = self._calls
         # Only a start waits for shards: it needs the tail, which all shards must report.
-        self.waiting_for = [] if self.is_ready else calls.core.waiting_for
+        self.waiting_for = [] if self.is_ready else _named(calls.core.waiting_for)
         if self._retry_at <= calls.now:
             self.start()
         if self._subscription and not self._is_fetching:
@@ -337,3 +339,9 @@ class LogTailer:
         """Assert the invariants."""
         assert self.state.position.gsn <= self.passed or not self._subscription
         assert not self._waiters or not self._subscription or self._waiters[0][0] > self.passed
+
+
+def _named(shards: list[str]) -> list[str]:
+    """Return the first shards of a list, and how many others it has."""
+    more = len(shards) - _MAX_NAMED
+    return [*shards[:_MAX_NAMED], f"and {more} more"] if more > 0 else shards

@@ -469,6 +469,15 @@ def test_a_start_reports_a_recovering_shard() -> None:
     assert harness.node.tailer.waiting_for == []
 
 
+def test_the_report_of_a_start_fits_its_message_however_many_shards_are_awaited() -> None:
+    harness = CoordinatorHarness()
+    harness.log.is_down = True
+    harness.core.waiting_for = [f"shard {number} (silent)" for number in range(16_384)]
+    harness.poll()
+    received = harness.query(harness.get(b"k"))
+    assert received.reason.endswith("shard 7 (silent), and 16376 more")
+
+
 def test_the_status_has_all_fields() -> None:
     harness = CoordinatorHarness.ready(
         commit(1, {b"k": b"v"}), commit(2, {b"k": b"w"}, reads=[(b"k", 0)]), b"?"

@@ -16,7 +16,7 @@ from logdb.cleaner.cleaner import Cleaner
 from logdb.cleaner.settings import RoundSettings
 from logdb.coordinator.cache import ValueCache
 from logdb.coordinator.log_tailer import LogTailer
-from logdb.coordinator.pending_requests import PendingRequests
+from logdb.coordinator.pending_requests import PendingRequest, PendingRequests
 from logdb.coordinator.queries import Queries
 from logdb.coordinator.sessions import Sessions
 from logdb.coordinator.status import document
@@ -49,7 +49,6 @@ from ziplog.core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from logdb.coordinator.pending_requests import PendingRequest
     from logdb.state import Applied, State
     from logdb.wire import KnownOutcome
     from ziplog.client.common.requests import Policy
@@ -306,10 +305,11 @@ class CoordinatorNode:
         pending, now = self.pending, self._calls.now
         if pending.refresh(route, message, now):
             return None
-        if reason := pending.refusal(message):
+        request = PendingRequest(route, message, now, on_ready)
+        if reason := pending.refusal(request.size):
             self._send(route, NotReady(self.cluster, message.request, reason))
             return None
-        return pending.add(route, message, now, on_ready)
+        return pending.add(request)
 
     def _reply(self, request: PendingRequest, answer: Message) -> None:
         self.pending.remove(request)

@@ -67,11 +67,11 @@ class PendingRequests:
     def __len__(self) -> int:
         return len(self._all)
 
-    def refusal(self, message: Any) -> str:
-        """Return why a request cannot wait; "": it can."""
+    def refusal(self, size: int) -> str:
+        """Return why a request of so many bytes cannot wait; "": it can."""
         if len(self._all) >= self._limit:
             return f"{len(self._all):,} requests are already waiting"
-        if self.bytes + bytes_of(message) > self._limit_bytes:
+        if self.bytes + size > self._limit_bytes:
             return (
                 f"{len(self._all):,} requests are already waiting, of {self.bytes:,} bytes: with"
                 f" this one they would exceed the limit of {self._limit_bytes:,} bytes"
@@ -88,11 +88,9 @@ class PendingRequests:
         self._all[key] = self._all.pop(key)
         return True
 
-    def add(
-        self, route: bytes, message: Any, now: int, on_ready: Callable[[PendingRequest], None]
-    ) -> PendingRequest:
-        """Add a request that waits for a position."""
-        request = self._all[route, message.request] = PendingRequest(route, message, now, on_ready)
+    def add(self, request: PendingRequest) -> PendingRequest:
+        """Add a request that waits for a position; return it."""
+        self._all[request.route, request.message.request] = request
         self.bytes += request.size
         return request
 

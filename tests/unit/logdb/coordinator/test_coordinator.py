@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from logdb import wire
-from logdb.coordinator import node
-from logdb.coordinator.pending_requests import EXPIRY_NS
+from logdb.coordinator import node, pending_requests
+from logdb.coordinator.pending_requests import EXPIRY_NS, bytes_of
 from logdb.coordinator.queries import MAX_ROWS, MAX_VALUE_BYTES
 from logdb.records import KeyRead, RangeRead, Value, encode
 from logdb.versions import digest_of
@@ -563,3 +563,17 @@ def test_a_change_before_the_restored_checkpoint_answers_a_watch() -> None:
     assert harness.node.tailer.state.commits < 58
     (got,) = harness.pop_sent()
     assert got.found[0].entry.version == other.node.tailer.state.versions.version(b"k")
+
+
+def test_the_size_of_a_waiting_request_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes time in proportion to the keys that the request names."""
+    harness = CoordinatorHarness.ready()
+    sizes: list[int] = []
+
+    def counted(message: Any) -> int:
+        sizes.append(bytes_of(message))
+        return sizes[-1]
+
+    monkeypatch.setattr(pending_requests, "bytes_of", counted)
+    assert value(harness.query(harness.get(b"k", fresh=True))) is None
+    assert len(sizes) == 1

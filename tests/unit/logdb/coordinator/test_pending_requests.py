@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logdb import wire
-from logdb.coordinator.pending_requests import EXPIRY_NS, PendingRequest, PendingRequests
+from logdb.coordinator.pending_requests import EXPIRY_NS, PendingRequest, PendingRequests, bytes_of
 from logdb.records import KeyRead, RangeRead
 
 ROUTES = (b"r1", b"r2")
@@ -49,14 +49,14 @@ class Plain:
         sent = message(kind, request, what)
         known = [w for w in self.all if (w.route, w.message.request) == (route, request)]
         assert self.pending.refresh(route, sent, self.now) == bool(known)
-        is_full = bool(self.pending.refusal(sent))
+        is_full = bool(self.pending.refusal(bytes_of(sent)))
         assert is_full == (len(self.all) >= LIMIT)
         if known:
             self.all.remove(known[0])
             self.all.append(known[0])
             assert known[0].last_received_at == self.now
         elif not is_full:
-            added = self.pending.add(route, sent, self.now, self.resumed.append)
+            added = self.pending.add(PendingRequest(route, sent, self.now, self.resumed.append))
             self.all.append(added)
             if kind == "ask":
                 self.pending.wait_for_decision(added)
@@ -119,7 +119,7 @@ def test_requests_are_found_by_what_they_wait_for(taken: list[tuple[Any, ...]]) 
 def test_all_watched_keys_may_have_changed() -> None:
     pending = PendingRequests()
     made = [
-        pending.add(b"r", message("watch", number, key), 0, lambda _: None)
+        pending.add(PendingRequest(b"r", message("watch", number, key), 0, lambda _: None))
         for number, key in enumerate(KEYS)
     ]
     for request in made:
@@ -135,15 +135,15 @@ def test_the_bytes_of_waiting_requests_are_bounded() -> None:
     get = wire.Get(1, 1, keys, 0, True, [], [])
     scan = wire.Scan(1, 2, b"", bytes(1000), 9, 0, True, reads, [])
     validate = wire.Validate(1, 3, [], [RangeRead(bytes(1000), None, bytes(16))] * 1000)
-    waiting = [pending.add(b"r", each, 0, lambda _: None) for each in (get, scan)]
+    waiting = [pending.add(PendingRequest(b"r", each, 0, lambda _: None)) for each in (get, scan)]
     pending.check()
-    assert "2 requests are already waiting, of 2,30" in pending.refusal(validate)
-    assert "the limit of 3,000,000 bytes" in pending.refusal(validate)
-    assert pending.refusal(wire.AwaitDecision(1, 4, b"session1", 1)) == ""
-    assert pending.refusal(wire.TakeSnapshot(1, 5, b"session1")) == ""
-    assert pending.refusal(message("watch", 6, b"a")) == ""
+    assert "2 requests are already waiting, of 2,30" in pending.refusal(bytes_of(validate))
+    assert "the limit of 3,000,000 bytes" in pending.refusal(bytes_of(validate))
+    assert pending.refusal(bytes_of(wire.AwaitDecision(1, 4, b"session1", 1))) == ""
+    assert pending.refusal(bytes_of(wire.TakeSnapshot(1, 5, b"session1"))) == ""
+    assert pending.refusal(bytes_of(message("watch", 6, b"a"))) == ""
     pending.remove(waiting[0])
-    assert pending.refusal(validate) == ""
+    assert pending.refusal(bytes_of(validate)) == ""
     pending.remove(waiting[1])
     assert pending.bytes == 0
 
@@ -151,7 +151,8 @@ def test_the_bytes_of_waiting_requests_are_bounded() -> None:
 def test_a_repetition_restarts_the_expiry_of_its_request_only() -> None:
     pending = PendingRequests()
     first, second = (
-        pending.add(b"r", message("get", number, None), 0, lambda _: None) for number in (1, 2)
+        pending.add(PendingRequest(b"r", message("get", number, None), 0, lambda _: None))
+        for number in (1, 2)
     )
     assert pending.refresh(b"r", first.message, EXPIRY_NS - 1)
     assert pending.expired(EXPIRY_NS) == [second]

@@ -54,14 +54,21 @@ class OpenScan:
         return self._start is None
 
     def page(self) -> Generator[Request, Any, Rows]:
-        """Return the next rows."""
-        assert self._start is not None, "a finished scan has no next page"
+        """Return the next rows; none if the scan was closed meanwhile."""
+        start = self._start
+        assert start is not None, "a finished scan has no next page"
         limit = PAGE_ROWS if self._left is None else min(self._left, PAGE_ROWS)
-        page: Page = yield self._request(self._start, limit)
+        page: Page = yield self._request(start, limit)
         is_all = page.is_end or len(page.rows) == self._left
         if self.snapshot is None and not is_all:
-            self.snapshot, _ = yield SnapshotRequest(self._next_deadline())
-            page = yield self._request(self._start, limit)
+            taken, _ = yield SnapshotRequest(self._next_deadline())
+            if self.is_over:
+                yield DropRequest(NEVER, taken)
+                return []
+            self.snapshot = taken
+            page = yield self._request(start, limit)
+        if self.is_over:  # Another task closed the scan meanwhile.
+            return []
         if self._left is not None:
             self._left -= len(page.rows)
         self._start = None if page.is_end or self._left == 0 else page.range.stop

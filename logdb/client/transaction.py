@@ -279,11 +279,13 @@ class TransactionScan:
         return self._start is None or self._left == 0
 
     def page(self) -> Generator[Request, Any, Rows]:
-        """Return the next rows."""
+        """Return the next rows; none if the scan was closed meanwhile."""
         assert self._start is not None, "a finished scan has no next page"
         rows, start = yield from self._sets.page(
             self._bounds, self._start, self._left, self._next_deadline()
         )
+        if self.is_over:  # Another task closed the scan meanwhile.
+            return []
         left = None if self._left is None else self._left - len(rows)
         self._start, self._left = start, left
         return rows

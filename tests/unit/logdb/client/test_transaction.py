@@ -12,7 +12,7 @@ from logdb import wire
 from logdb.client import arguments
 from logdb.client.requests import CommitRequest, GetRequest, ScanRequest, ValidateRequest
 from logdb.client.scanning import OpenScan
-from logdb.client.transaction import TransactionSets
+from logdb.client.transaction import TransactionScan, TransactionSets
 from logdb.errors import TooManyReadsError, TransactionAborted, TransactionClosed
 from logdb.values import decode_value
 from tests.properties import examples
@@ -375,6 +375,47 @@ def test_a_long_scan_reads_one_state(db: FakeDatabase, monkeypatch: pytest.Monke
     (drop,) = scanning.close()
     assert kept == drop.snapshot
     assert not scanning.close()
+
+
+@pytest.mark.parametrize("closed_at", [1, 2, 3])
+def test_a_scan_that_is_closed_while_it_waits_leaves_no_snapshot(
+    db: FakeDatabase, monkeypatch: pytest.MonkeyPatch, closed_at: int
+) -> None:
+    monkeypatch.setattr("logdb.client.scanning.PAGE_ROWS", 2)
+    for key in (b"a", b"b", b"c"):
+        db.put(key, 1)
+    scanning = OpenScan(arguments.bounds(None, None, None, None), db.harness.until)
+
+    def steps() -> Any:
+        requests, result, count = scanning.page(), None, 0
+        while True:
+            try:
+                request = requests.send(result)
+            except StopIteration as end:
+                return end.value
+            count += 1
+            result = yield request
+            if count == closed_at:
+                yield from scanning.close()
+
+    assert db.drive(steps()) == []
+    assert scanning.is_over
+    assert not scanning.close()
+    db.run(lambda: len(db.first.snapshots) == 0)
+
+
+def test_a_closed_scan_of_a_transaction_stays_closed(db: FakeDatabase) -> None:
+    db.put(b"a", 1)
+    sets = TransactionSets(LARGEST)
+    bounds = arguments.bounds(None, None, None, None)
+    scanning = TransactionScan(sets, bounds, db.harness.until)
+    steps = scanning.page()
+    reply = db.do(lambda _: next(steps))
+    scanning.close()
+    with pytest.raises(StopIteration) as end:
+        steps.send(reply)
+    assert end.value.value == []
+    assert scanning.is_over
 
 
 def test_a_short_scan_is_one_request(db: FakeDatabase) -> None:

@@ -115,6 +115,9 @@ class SettledPrefix(StreamSet[FrontierStream]):
         else:
             self._state = "following"
             self._open_streams()
+            if self.position >= self._leases.known.stop:
+                # The request for more leases ended with the streams.
+                self._leases.pass_end(is_urgent=True)
 
     def _survey(self) -> None:
         """Query the tail. The leases name all owners from its settled position on."""

@@ -444,3 +444,21 @@ def test_streams_rest_without_calls(pause: int, is_surveyed: bool) -> None:
         harness.deliver(0, 7)
         harness.deliver(1, 8)
         assert harness.answers.pop(call) == RecordId(6, 0)
+
+
+def test_leases_are_requested_again_after_a_rest_at_their_end() -> None:
+    """The service was silent before; only another shard has the next lease."""
+    harness = following()
+    call = harness.seal(20)
+    harness.deliver(0, 21)
+    harness.deliver(1, 21)
+    assert harness.answers.pop(call) == RecordId(20, 0)
+    harness.pass_time(REST_AFTER_NS + S)
+    harness.core._routing.update_placements([placement(2)])
+    harness.sent = []
+    call = harness.seal(25)
+    harness.pass_time(100 * MS)
+    harness.history(run_of(lease([2], number=2, base=21)))
+    assert call not in harness.answers
+    harness.deliver(2, 26)
+    assert harness.answers.pop(call) == RecordId(25, 0)

@@ -133,8 +133,12 @@ class Seals(StreamNumbers):
 
     def cancel(self, call: int) -> None:
         """Cancel a call, if it waits here."""
-        if self._waiting.pop(call, None) is not None:
-            self._note_ended()
+        ended = self._waiting.pop(call, None)
+        if ended is None:
+            return
+        self._note_ended()
+        if ended.gsn == self._prefix.wanted:
+            self._prefix.lower(max((w.gsn for w in self._waiting.values()), default=0))
 
     def _note_ended(self) -> None:
         """Forget what belongs to calls that have ended."""

@@ -51,7 +51,7 @@ class SettledPrefix(StreamSet[FrontierStream]):
         self._leases = LeaseFollower(context, routing, self._on_history)
         self._state: Literal["resting", "surveying", "following"] = "resting"
         #: The highest position that a call waits for.
-        self._wanted = 0
+        self.wanted = 0
         #: The shard that owns the position; None: unknown.
         self._owner: int | None = None
         #: The highest position that the shards were asked for, and when to ask for a higher one.
@@ -81,9 +81,18 @@ class SettledPrefix(StreamSet[FrontierStream]):
         """
         self.prepare()
         self._idle_since = NEVER
-        if gsn > self._wanted:
-            self._wanted, self._owner = gsn, owner
+        if gsn > self.wanted:
+            self.wanted, self._owner = gsn, owner
         self.is_dirty = True
+
+    def lower(self, gsn: int) -> None:
+        """Note that no call waits for a position above `gsn` any more; 0: none waits.
+
+        Primaries ignore a position far behind their leases, so it must not hide lower ones.
+        """
+        if gsn < self.wanted:
+            self.wanted, self._owner = gsn, None
+            self._asked = min(self._asked, gsn)
 
     def rest(self) -> None:
         """Note that no call waits any more."""
@@ -160,7 +169,7 @@ class SettledPrefix(StreamSet[FrontierStream]):
             self._open_members(self._leases.known.shards, self._new_stream, self._open_streams)
 
     def _new_stream(self, shard: int) -> FrontierStream:
-        return FrontierStream(self._context, self._routing, shard, self.position, self._wanted)
+        return FrontierStream(self._context, self._routing, shard, self.position, self.wanted)
 
     def on_deliver(self, stream: FrontierStream, deliver: Deliver | Early) -> None:
         """Handle a `Deliver` of a stream."""
@@ -181,13 +190,13 @@ class SettledPrefix(StreamSet[FrontierStream]):
             self.position = position
             self._open_streams()
             if position >= self._leases.known.stop:
-                self._leases.pass_end(is_urgent=self._wanted >= position)
-        if self._wanted >= position:
+                self._leases.pass_end(is_urgent=self.wanted >= position)
+        if self.wanted >= position:
             self._ask()
 
     def _ask(self) -> None:
         """Ask the shards that have not passed the wanted position; share one question each."""
-        wanted, context = self._wanted, self._context
+        wanted, context = self.wanted, self._context
         if self._streams and wanted > self._asked:
             if context.now < self._ask_at:
                 context.set_timer(self._ask_at)

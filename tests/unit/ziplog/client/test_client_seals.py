@@ -368,6 +368,23 @@ def test_deadline_of_a_position_beyond_the_leases_blames_no_shard() -> None:
     assert "silent" not in str(error)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_position_that_no_shard_has_does_not_hide_those_of_later_calls(others: int) -> None:
+    """Primaries ignore a question about a position far behind their leases."""
+    harness = following()
+    far = harness.seal(10**6, S)
+    waiting = [harness.seal(5, 30 * S) for _ in range(others)]
+    harness.pass_time(2 * S)
+    assert isinstance(harness.answers.pop(far), DeadlineError)
+    harness.take(wire.Want)
+    waiting.append(harness.seal(5))
+    harness.pass_time(100 * MS)
+    assert {m.gsn for _, m in harness.take(wire.Want)} == {5}
+    harness.deliver(0, 7)
+    harness.deliver(1, 6)
+    assert all(harness.answers.pop(call) == RecordId(5, 0) for call in waiting)
+
+
 def test_append_that_is_not_sealed_says_where_the_record_is() -> None:
     harness = following()
     call = harness.append(b"x", timeout=S)

@@ -6,7 +6,8 @@ A reader passes only decided positions. So no reader has passed the first positi
 its replicas have not decided, and one shard is enough. Rules: the shard must own positions after
 the client's, by the known leases. All replicas must reply in one view, as in a tail query (D50), so
 that a replaced replica does not count. The client asks the shard that blocks its subscription most,
-because that bound is the lowest. See docs/protocol.md, section 7.
+because that bound is the lowest. The replies to all copies of a request count, from each shard that
+was asked: they are newer than the call. See docs/protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class Barrier(PendingRequest, kw_only=True):
     subscription: int
     #: The shard that is asked; None: no known shard can give a bound.
     shard: int | None = None
-    #: The replies of its replicas, by server.
-    replies: dict[int, TailReply] = msgspec.field(default_factory=dict)
+    #: The replies by server, of each shard that was asked.
+    replies: dict[int, dict[int, TailReply]] = msgspec.field(default_factory=dict)
 
 
 class Barriers(PendingRequests[Barrier]):
-    """The pending barriers of a client; each round of requests has its own number."""
+    """The pending barriers of a client."""
 
     MAX_BACKOFF_NS: ClassVar[int] = 200 * NS_PER_MS
 
@@ -58,46 +59,50 @@ class Barriers(PendingRequests[Barrier]):
         """Start a call."""
         barrier = Barrier(call, request.deadline, subscription=request.subscription)
         self._add(barrier)
+        self._add_number(barrier)
         self._send(barrier)
 
     def _send(self, barrier: Barrier) -> None:
-        """Start a round of requests; its replies are newer than the call."""
+        """Ask the replicas without a reply, of the shard that is the slowest now."""
         context, routing = self._context, self._routing
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
             self._finish(barrier, ClosedError(*self._subscriptions.CLOSED))
             return
-        self._forget_numbers(barrier)
-        number = self._add_number(barrier)
-        barrier.shard, barrier.replies = subscription.slowest(), {}
-        route = routing.route(barrier.shard) if barrier.shard is not None else None
+        shard = barrier.shard = subscription.slowest()
+        route = routing.route(shard) if shard is not None else None
         if route is not None:
-            message = Tail(routing.cluster, route.shard, route.view, number)
-            for name in route.names:
-                context.send(name, message)
+            replies = barrier.replies.setdefault(route.shard, {})
+            message = Tail(routing.cluster, route.shard, route.view, barrier.numbers[-1])
+            missing = missing_servers(replies, route)
+            for server in missing:
+                context.send(route.names[server], message)
+            if not missing and self._conclude(barrier, route.shard):
+                return
         self._retry_at(barrier, context.retry_at(barrier.backoff))
 
     def on_reply(self, reply: TailReply) -> None:
         """Handle a replica's reply, if it is for a barrier."""
         barrier = self._by_number.get(reply.request)
         route = self._routing.route(reply.shard)
-        if barrier is None or route is None or reply.shard != barrier.shard:
+        if barrier is None or route is None or reply.shard not in barrier.replies:
             return
         if reply.view > route.view:
             self._routing.refresh()
         if reply.view >= route.view:
-            barrier.replies[reply.server] = reply
-            if not missing_servers(barrier.replies, route):
-                self._conclude(barrier)
+            replies = barrier.replies[reply.shard]
+            replies[reply.server] = reply
+            if not missing_servers(replies, route):
+                self._conclude(barrier, reply.shard)
 
-    def _conclude(self, barrier: Barrier) -> None:
-        """Complete the call if the shard's next position is known; otherwise a later round does."""
+    def _conclude(self, barrier: Barrier, shard: int) -> bool:
+        """Complete the call if the shard's next position is known; return whether it is."""
         subscription = self._subscriptions.get(barrier.subscription)
-        end = min(reply.end for reply in barrier.replies.values())
-        assert barrier.shard is not None, "a reply without a request"
-        bound = subscription.next_owned(barrier.shard, end) if subscription is not None else None
+        end = min(reply.end for reply in barrier.replies[shard].values())
+        bound = subscription.next_owned(shard, end) if subscription is not None else None
         if bound is not None:
-            self._finish(barrier, RecordId(bound, barrier.shard))
+            self._finish(barrier, RecordId(bound, shard))
+        return bound is not None
 
     def _result_at_deadline(self, barrier: Barrier) -> DeadlineError:
         where = "a shard" if barrier.shard is None else f"shard {barrier.shard}"

@@ -5,7 +5,8 @@
 Rules: only a `Deliver` that starts at the frontier counts. An older one is a duplicate; a later one
 shows a loss, so the client reopens the stream at the frontier under a new number. What a server of
 an older view delivers counts, because it is stable; but that server gets no new records, so the
-client changes to another replica. A *bare* stream carries no units, only frontiers, and its credit
+client changes to another replica. The silence that counts as a failure grows up to fourfold while
+all replicas are silent. A *bare* stream carries no units, only frontiers, and its credit
 is a position: the server sends frontiers until it has sent one above it.
 
 Invariant: the frontier never decreases. See docs/protocol.md, sections 7, 11 and 17.
@@ -32,6 +33,8 @@ _RENEW_INTERVAL_NS: Final = 500 * NS_PER_MS
 #: Interval before a refused stream is reopened; it doubles up to the last value.
 _MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
 _MAX_BACKOFF_NS: Final = NS_PER_S
+#: How often the silence that ends an opening is doubled at most.
+_MAX_DOUBLINGS: Final = 2
 #: Interval between `Want` messages to a shard that is not available.
 _WANT_UNAVAILABLE_NS: Final = 500 * NS_PER_MS
 
@@ -57,6 +60,8 @@ class FrontierStream:
         #: failed.
         self._order: list[int] = []
         self._failed = 0
+        #: Openings that ended in silence since the last quick answer.
+        self._silences = 0
         #: Everything of the shard below it was received.
         self.frontier = start
         #: The end of what the server could have sent; 0 before its first message.
@@ -83,7 +88,7 @@ class FrontierStream:
         assert route is not None, "a member without a placement"
         self.close()
         if route.view != self.view:
-            self._failed = 0
+            self._failed = self._silences = 0
         self.number = context.request()
         self.view = route.view
         self._name = self._replica(route)
@@ -130,6 +135,9 @@ class FrontierStream:
 
     def on_deliver(self, deliver: Deliver | Early) -> bool:
         """Take a `Deliver`; return False if the stream must be reopened."""
+        since, now = self._unanswered_since, self._context.now
+        if since and now - since < stream_silence_ns(self._context.rtt_ms):
+            self._silences = 0
         self._unanswered_since = 0
         if deliver.view >= self.view:
             self._backoff = _MIN_BACKOFF_NS
@@ -203,8 +211,9 @@ class FrontierStream:
             context.set_timer(self._reopen_at)
             return context.now < self._reopen_at
         since = self._unanswered_since
-        if since and context.now - since >= stream_silence_ns(context.rtt_ms):
+        if since and context.now - since >= self._longest_silence_ns():
             self._failed += 1
+            self._silences += 1
             self._routing.proximity.on_failure(self._name)
             self._routing.refresh()
             return False
@@ -212,6 +221,15 @@ class FrontierStream:
             self._send_credit()
         context.set_timer(self._renew_at)
         return True
+
+    def _longest_silence_ns(self) -> int:
+        """Return the silence after which to reopen the stream.
+
+        It doubles once all replicas were silent: they may be busy, and an answer to a stream that
+        was reopened meanwhile is lost.
+        """
+        doublings = min(self._silences // max(len(self._order), 1), _MAX_DOUBLINGS)
+        return stream_silence_ns(self._context.rtt_ms) << doublings
 
     def check(self) -> None:
         """Assert the invariant."""

@@ -217,6 +217,22 @@ def test_credit_is_renewed_as_the_progress_merges_records() -> None:
     assert credit.credit == 2 * FIRST_CREDIT_BYTES + 8 * (len(body) + 64)
 
 
+@pytest.mark.parametrize("delay", [900 * MS, 1500 * MS, 3500 * MS])
+def test_busy_servers_are_waited_for_longer_once_all_were_silent(delay: int) -> None:
+    """Otherwise each answer would come after its stream was reopened, and be ignored."""
+    harness = Reader(shards=1, leases=[run_of(lease([0]))])
+    arriving = [(harness.now + delay, harness.opened[0])]
+    call, end = harness.fetch(), harness.now + 20 * S
+    while call not in harness.answers:
+        assert harness.now < end, "no answer counted"
+        harness.pass_time(100 * MS)
+        arriving += [(harness.now + delay, m) for _, m in harness.take(wire.Subscribe)]
+        while arriving and arriving[0][0] <= harness.now:
+            _, opened = arriving.pop(0)
+            harness.deliver(0, 1, 2, [1], number=opened.subscription)
+    assert [record.rid.gsn for record in harness.batch(call).records] == [1]
+
+
 def test_credit_doubles_with_each_renewal_up_to_the_window() -> None:
     harness = Reader(shards=1, leases=[run_of(lease([0], size=10_000))])
     body = encode_body(Body(0, None, [bytes(FIRST_CREDIT_BYTES)]))

@@ -282,7 +282,7 @@ async def _aend(
     await events.close()
     await asyncio.gather(*tasks, return_exceptions=True)
     if applying is not None and not applying.cancelled() and applying.exception() is None:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(Exception):
             run.end(applying.result())
     run.abandon()
     await _aundo_all(run, undo)

@@ -476,6 +476,42 @@ def test_cancelled_run_undoes_what_is_open() -> None:
     assert app.state == []
 
 
+def test_cancelled_run_undoes_what_is_open_whatever_apply_returns() -> None:
+    app = App()
+
+    async def main() -> None:
+        is_applying, closing = asyncio.Event(), asyncio.Event()
+        script: Any = AsyncScript(deliver(1), deliver(2))
+        fetch_next = script.fetch
+
+        async def fetch() -> list[Event]:
+            if script.steps:
+                return list(await fetch_next())
+            await closing.wait()
+            return []
+
+        async def close() -> None:
+            closing.set()
+
+        async def apply(records: list[Record]) -> Any:
+            if not app.state:
+                return app.apply(records)
+            is_applying.set()
+            await closing.wait()
+            return None
+
+        script.fetch, script.close = fetch, close
+        task = asyncio.ensure_future(aprocess(script, apply=apply, undo=app.undo, emit=app.emit))
+        await is_applying.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert app.undone == [1]
+    assert app.state == []
+
+
 @pytest.mark.parametrize("is_cancelled_twice", [False, True])
 def test_cancellation_at_any_time_leaves_nothing_that_was_not_emitted(
     is_cancelled_twice: bool,

@@ -2,7 +2,8 @@
 
 All queries go to the *current* coordinator, except those about a snapshot, which go to its owner.
 If the current coordinator is silent, the client switches to the next one with all queries. A reply
-to any copy of a query counts. Nothing is sent while no query is open. Invariant: the timer is never
+to any copy of a query counts; a coordinator that replies late becomes the current one again if a
+query waits for a live one. Nothing is sent while no query is open. Invariant: the timer is never
 later than what a query waits for. See docs/logdb.md, sections 7 and 11.
 """
 
@@ -126,7 +127,7 @@ class Coordinators:
         #: When each last refused to answer, and why.
         self._refusals: Final[dict[bytes, tuple[int, str]]] = {}
         self._queries: Final[dict[int, PendingQuery]] = {}
-        #: Queries that any message of the current coordinator answers.
+        #: Queries that any message of a coordinator that knows the session answers.
         self._liveness_queries: Final[set[int]] = set()
         #: The cluster of the log; 0: unknown.
         self.cluster = 0
@@ -158,7 +159,7 @@ class Coordinators:
         return number
 
     def wait_until_alive(self, on_result: Callable[[Any, bytes], None], deadline: int) -> int:
-        """Call back when the current coordinator is alive, immediately if it just replied.
+        """Call back when a coordinator is alive, immediately if the current one just replied.
 
         Returns the number of the query; 0 if it was answered immediately.
         """
@@ -314,7 +315,11 @@ class Coordinators:
                     self.cluster = reply.cluster
                     self.on_opened(reply)
             self._on_answer(src, kind, reply)
-        if self._liveness_queries and src == self._current and src in self._opened:
+        if self._liveness_queries and src in self._opened:
+            if src != self._current:
+                # It is slow, not dead; to wait for the other one could take as long.
+                self._opened.discard(self._current)
+                self._current = src
             for number in list(self._liveness_queries):
                 self._finish(number, None, src)
 

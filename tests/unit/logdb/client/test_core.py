@@ -153,6 +153,19 @@ def test_another_ready_coordinator_is_used() -> None:
     assert db.put(b"k", 1)
 
 
+@pytest.mark.parametrize("coordinators", [1, 2, 3])
+@pytest.mark.parametrize("delay_ms", [350, 550, 700, 1000])
+def test_slow_coordinators_do_not_stop_writes(coordinators: int, delay_ms: int) -> None:
+    """Each replies only after the client has left it for the next one."""
+    db = FakeDatabase(coordinators).open()
+    db.say = lambda number, reply: db.later(delay_ms, lambda: db.harness.hear(number, reply))  # type: ignore[method-assign]
+    start = db.harness.now
+    for value in range(3):
+        db.harness.pass_time(100 * MS)
+        assert db.put(b"k", value)
+    assert db.harness.now - start < 4 * 3 * delay_ms * MS
+
+
 def test_a_refusal_before_a_call_does_not_explain_its_time_out() -> None:
     db = FakeDatabase(2)
     db.first.not_ready = "it replays the log"

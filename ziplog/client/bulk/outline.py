@@ -5,7 +5,8 @@
 Rules: only replies of the shard's known view, or of a later one, count. The service reports a
 later view once all servers are back, which may be never. A replica that refuses is left out once
 another one replied; until then the client asks it again. The reply that reaches farthest gives the
-steps.
+steps. If the servers of a removed shard do not reply, the client also asks the service for the trim
+point: they may be gone (section 13.9).
 
 Invariant: every pending call is retried, or ends, in time. See docs/protocol.md, section 14.
 """
@@ -23,11 +24,11 @@ from ziplog.client.common.requests import OutlineRequest
 from ziplog.core.distance import outline_grace_ns
 from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import ConfigError, DeadlineError
-from ziplog.wire import Outline, Outlined
+from ziplog.wire import LeaseQuery, Outline, Outlined
 
 if TYPE_CHECKING:
     from ziplog.client.common.routing import Route
-    from ziplog.wire import Refused
+    from ziplog.wire import LeaseHistory, Refused
 
 #: Interval before all replicas are asked again; it doubles up to `MAX_BACKOFF_NS`.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
@@ -117,6 +118,21 @@ class OutlineQueries(PendingRequests[OutlineQuery]):
             if server not in query.replies:
                 context.send(name, message)
         self._retry_at(query, context.retry_at(query.backoff))
+
+    def _retry(self, query: OutlineQuery) -> None:
+        """Ask again; also find out whether the range was trimmed, so that no server is needed."""
+        super()._retry(query)
+        shard, gsn = query.request.shard, query.request.start
+
+        def on_history(history: LeaseHistory) -> None:
+            if history.trim >= query.request.stop:
+                self._finish(query, ShardOutline(shard, history.trim, [], []))
+
+        is_asked = self._membership.is_open(query.service_request)
+        if self._routing.is_removed(shard) and not query.replies and not is_asked:
+            query.service_request = self._membership.send_request(
+                lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
+            )
 
     # --- replies ---
 

@@ -476,3 +476,18 @@ def test_trim_while_a_reader_begins_makes_only_rows_it_has_trimmed_new(seed: int
         got |= {record.rid.gsn for record in batch.records}
     cluster.run(lambda: cluster.trim > 0 or not cluster.in_flight, 1 * S)
     assert surely <= got <= set(cluster.first_rows(cluster.trim))
+
+
+def test_a_reader_does_not_wait_for_the_archives_of_a_shard_that_is_over() -> None:
+    """Its servers were stopped before they named them; the reader's position was trimmed."""
+    harness = Reader(21, known_rows=True)
+    call = harness.fetch()
+    harness.learn(placement(1, state="finalized"))
+    harness.pass_time(S)
+    runs = [run_of(lease([0, 1]))]
+    for _ in range(2):  # Of the search, then of the stream.
+        harness.give_leases(*runs, trim=40)
+        harness.pass_time(3 * S)
+    error = harness.answers[call]
+    assert isinstance(error, TrimmedError)
+    assert error.first == RecordId(40, 1)

@@ -173,3 +173,16 @@ def test_outline_ends_at_its_deadline_or_cancellation() -> None:
     harness.sent.clear()
     harness.pass_time(10 * S)
     assert not harness.take(wire.Outline)
+
+
+@pytest.mark.parametrize(("trim", "is_over"), [(100, True), (99, False)])
+def test_outline_of_a_removed_shard_needs_no_server_once_the_range_is_trimmed(
+    trim: int, is_over: bool
+) -> None:
+    harness = connected()
+    learn(harness, state="finalized")
+    call, _ = start_query(harness)
+    harness.pass_time(60 * MS)
+    question = harness.take(wire.LeaseQuery)[-1][1]
+    harness.give(wire.LeaseHistory(CLUSTER, question.request, [], [], trim))
+    assert harness.answers == ({call: ShardOutline(0, 100, [], [])} if is_over else {})

@@ -204,8 +204,12 @@ class Player:
             self._ended.wait(_STOP_S)  # Another thread stops it, and releases its tasks.
             self._end(0)
             raise
-        except BaseException:
+        except Exception:
             self._end(0)
+            raise
+        except BaseException:  # A signal, which must not leave tasks that it has claimed.
+            with contextlib.suppress(ZiplogError):
+                self.stop()
             raise
 
     def _check_sources(self, cluster: int) -> None:

@@ -94,6 +94,8 @@ def run(
         player.start(timeout)
         _print_ready(player)
         player.join()
+        for number in _SIGNALS:  # A task has failed, and the stop begins without a signal.
+            signal.signal(number, _on_signal_at_stop)
     except _StopSignal:
         pass
     if player is not None:
@@ -103,9 +105,13 @@ def run(
 
 
 def _on_signal(*_: object) -> NoReturn:
+    _on_signal_at_stop()
+    raise _StopSignal
+
+
+def _on_signal_at_stop(*_: object) -> None:
     for number in _SIGNALS:
         signal.signal(number, _on_second_signal)
-    raise _StopSignal
 
 
 def _on_second_signal(number: int, _frame: object) -> NoReturn:

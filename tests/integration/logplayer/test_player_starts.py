@@ -45,3 +45,22 @@ def test_stop_of_another_thread_releases_what_a_start_has_claimed(
         playing.start(60)
     stopping.join()
     assert not owned()
+
+
+def test_a_signal_in_a_start_releases_what_it_has_claimed(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    playing = logplayer.Player(log, "struck", [targets.function("f", print)])
+    call = playing._call
+
+    def strike_once_it_has_started(request: Any) -> Any:
+        result = call(request)
+        if isinstance(request, StartedCall):
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(playing, "_call", strike_once_it_has_started)
+    with pytest.raises(KeyboardInterrupt):
+        playing.start(60)
+    assert playing.join(0), "its threads have ended"
+    assert {cursor.owner for cursor in log.cursors("struck/*")} == {""}

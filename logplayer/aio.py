@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logplayer import player, receiver
-from ziplog.errors import ZiplogError
+from ziplog.client import arguments
+from ziplog.errors import DeadlineError, ZiplogError
 from ziplog.runtime.descriptors import start_thread
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from logplayer.player import Start
 
 T = TypeVar("T")
+
+#: Longest time that a thread waits on after its coroutine was cancelled, in seconds.
+_PART_S: Final = 1.0
 
 
 class Player:
@@ -62,7 +67,7 @@ class Player:
 
     async def join(self, timeout: float | None = None) -> bool:
         """See `logplayer.Player.join`."""
-        return await _in_thread(lambda: self._player.join(timeout))
+        return await _wait(self._player.join, timeout)
 
     async def stop(self, timeout: float | None = None) -> None:
         """See `logplayer.Player.stop`."""
@@ -78,7 +83,7 @@ class Player:
 
     async def wait_until(self, position: RecordId, timeout: float | None = None) -> None:
         """See `logplayer.Player.wait_until`."""
-        await _in_thread(lambda: self._player.wait_until(position, timeout))
+        await _wait(lambda part: self._player.wait_until(position, part), timeout)
 
     async def pause(self, target: str | None = None) -> None:
         """See `logplayer.Player.pause`."""
@@ -144,6 +149,26 @@ async def _started(
         with contextlib.suppress(ZiplogError):
             await stop()
         raise
+
+
+async def _wait(call: Callable[[float], T], timeout: float | None) -> T:
+    """Return the result of a call that waits, repeated until its time-out.
+
+    After a cancellation its thread ends with the part under way.
+    """
+    left = arguments.timeout_s(timeout, math.inf)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + left
+    while left > _PART_S:
+        try:
+            result = await _in_thread(lambda: call(_PART_S))
+        except DeadlineError:
+            pass
+        else:
+            if result is not False:
+                return result
+        left = max(until - loop.time(), 0)
+    return await _in_thread(lambda: call(left))
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

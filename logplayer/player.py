@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 _STOP_S: Final = 30.0
 #: Time that targets get to close after the player has stopped, at least, in seconds.
 _CLOSE_S: Final = 1.0
+#: Time after a deadline until the player's thread counts as stuck, in seconds.
+_STUCK_S: Final = 5.0
 #: Time of a start in which targets are compared with the log, at most.
 _CHECK_NS: Final = 2 * NS_PER_S
 #: Maximum length of the host name in the owner's text of a cursor.
@@ -338,10 +340,11 @@ class Player:
         """End the threads; wait for those of the targets at most for `timeout_s`."""
         self._is_stopped = True
         if self._thread is not None:
-            self._thread.stop()
+            self._thread.stop(max(timeout_s, _STUCK_S))
         else:
             self._ended.set()
-        self._workers.stop(timeout_s)
+        if self._ended.is_set():  # Else the thread is stuck; it ends the workers once it goes on.
+            self._workers.stop(timeout_s)
         self._has_ended = True
 
     # --- the thread of the node ---
@@ -386,7 +389,7 @@ class Player:
             self._calls[number] = call
         self._post(Call(number, request))
         try:
-            return call.result()
+            return call.result(request.deadline)
         finally:
             if self._calls.pop(number, None) is not None:  # The wait was interrupted.
                 self._post(Cancelled(number))
@@ -519,8 +522,13 @@ class _PendingCall:
         self._result = result
         self._is_done.set()
 
-    def result(self) -> Any:
-        self._is_done.wait()
+    def result(self, deadline_ns: int) -> Any:
+        left_s = None
+        if deadline_ns != NEVER:
+            left_s = max(deadline_ns - now_ns(), 0) / NS_PER_S + _STUCK_S
+        if not self._is_done.wait(left_s):
+            why = "its thread is stuck, as in a `map` that does not return"
+            raise DeadlineError(f"the player did not answer: {why}")
         if isinstance(self._result, Exception):
             raise self._result
         return self._result

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+import logplayer.aio
+from logplayer import targets
 from tests.integration.logplayer.playing import Process
 from tests.waiting import wait_until
+from ziplog.errors import DeadlineError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import ziplog
+    from ziplog.types import Record
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -69,3 +75,49 @@ function = "slow_of_test:fail"
     assert "error: signal-at-stop/bug/0: TypeError: a bug" in stderr
     assert "StopSignal" not in stderr
     assert set(owners(log, "signal-at-stop").values()) == {""}, "its tasks are released"
+
+
+def test_a_map_that_does_not_return_does_not_hold_up_the_program(
+    log: ziplog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("logplayer.player._STUCK_S", 0.1)
+    start, begun, goes_on = tail(log), threading.Event(), threading.Event()
+
+    def wait(record: Record) -> Record:
+        begun.set()
+        goes_on.wait(120)
+        return record
+
+    target = targets.function("f", print, map=wait)
+    playing = logplayer.Player(log, "stuck", [target], start=start)
+    playing.start()
+    try:
+        log.insert_many([b"x"])
+        assert begun.wait(60)
+        with pytest.raises(DeadlineError, match="stuck, as in a `map`"):
+            playing.status(timeout=0)
+        with pytest.raises(DeadlineError, match="stuck, as in a `map`"):
+            playing.stop(timeout=0)
+    finally:
+        goes_on.set()
+    assert playing.join(60)
+
+
+def test_a_wait_that_is_cancelled_keeps_no_thread(log: ziplog.Log) -> None:
+    last = RecordId(2**62, 0)
+
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "player call"]
+
+    async def play() -> None:
+        target = targets.function("f", lambda _: None)
+        async with logplayer.aio.Player(log, "cancelled", [target], start=tail(log)) as playing:
+            for wait in (playing.join(), playing.wait_until(last)):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(wait, 0.05)
+            await asyncio.to_thread(wait_until, lambda: not threads(), "the threads end", 30)
+            with pytest.raises(DeadlineError, match="cancelled/f/0"):
+                await playing.wait_until(last, timeout=1.5)
+            assert await playing.join(timeout=1.5) is False
+
+    asyncio.run(play())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
+import io
 import re
 import ssl
 import time
@@ -62,12 +63,47 @@ class _Answer(NamedTuple):
     reason: str
     retry_after: str | None
     body: bytes
+    #: The connection ended before the end of the body.
+    is_cut: bool
 
 
 class _Position(msgspec.Struct):
     """The answer of an endpoint that stores positions."""
 
     position: int
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads a socket until a deadline: its own time limit counts from byte to byte."""
+
+    def __init__(self, sock: Any, timeout_s: float) -> None:
+        self._socket: Final = sock
+        self._raw: Final = sock.makefile("rb", buffering=0)
+        self._deadline: Final = time.monotonic() + timeout_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("its answer did not end in time")
+        self._socket.settimeout(left_s)
+        found: int | None = self._raw.readinto(buffer)
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """An answer that ends within the time limit of its connection."""
+
+    def __init__(self, sock: Any, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_TimedReader(sock, sock.gettimeout()))
 
 
 class HttpTarget:
@@ -109,6 +145,8 @@ class HttpTarget:
             raise Fenced(f"the endpoint refuses term {task.term}: {_shown(answer)}")
         if not _is_success(answer):
             _fail(answer)
+        if answer.is_cut:
+            raise Retry(f"{self._host()} ended the connection within its answer to PUT")
         try:
             return Opened(msgspec.json.decode(answer.body, type=_Position).position)
         except msgspec.DecodeError as error:
@@ -188,18 +226,22 @@ class HttpTarget:
 
     def _send(self, method: str, query: str, body: bytes, headers: Mapping[str, str]) -> _Answer:
         connection = self._connected()
+        if connection.sock is not None:
+            connection.sock.settimeout(self._endpoint.timeout_s)  # The last answer has changed it.
         try:
             connection.request(method, self._path(query), body, headers)
             response = connection.getresponse()
             content = response.read(_MAX_ANSWER)
-            if response.read(1):
+            is_cut = bool(response.length) and len(content) < _MAX_ANSWER
+            if is_cut or response.read(1):
                 self.close()
         except BaseException:
             self.close()
             raise
         if response.will_close:
             self.close()
-        return _Answer(response.status, response.reason, response.getheader("Retry-After"), content)
+        later = response.getheader("Retry-After")
+        return _Answer(response.status, response.reason, later, content, is_cut)
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._connection is None:
@@ -214,6 +256,7 @@ class HttpTarget:
                 self._connection = http.client.HTTPConnection(
                     url.hostname, url.port, timeout=timeout_s
                 )
+            self._connection.response_class = _TimedResponse
         return self._connection
 
     def _path(self, query: str) -> str:
@@ -268,7 +311,7 @@ def _url(url: str, where: str) -> SplitResult:
         is_valid = (
             found is not None
             and found.scheme in {"http", "https"}
-            and bool(found.hostname)
+            and bool(found.hostname and found.hostname.encode("idna"))
             and found.username is None
             and not found.fragment
             and (found.port is None or found.port > 0)

@@ -131,7 +131,7 @@ CLOCKS = {
     "logdb/embedded.py": {"monotonic", "time_ns"},
     "logplayer/cli/task_positions.py": {"monotonic", "time"},
     "logplayer/player.py": {"time_ns"},
-    "logplayer/targets/http_target.py": {"time"},
+    "logplayer/targets/http_target.py": {"monotonic", "time"},
     "logplayer/workers.py": {"monotonic"},
     "shard/archive/supervisor.py": {"monotonic"},
     "shard/archive/throttle.py": {"monotonic", "thread_time", "time"},

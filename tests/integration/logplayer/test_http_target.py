@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.server
@@ -20,6 +21,8 @@ from ziplog.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from logplayer.contract import Target
 
 ID = f"{7:032x}/orders/warehouse"
 
@@ -58,7 +61,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
+        if "Content-Length" in headers:
+            self.close_connection = True  # The body is cut.
+        else:
+            self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
@@ -196,6 +202,41 @@ def test_slow_endpoint_is_a_reason_to_retry() -> None:
             target.deliver(batch(task(), 1, 2))
 
 
+@pytest.mark.parametrize(
+    "part", [b"x", b"HTTP/1.1 100 Continue\r\n\r\n"], ids=["bytes", "without an end"]
+)
+def test_answer_that_does_not_end_is_a_reason_to_retry(part: bytes) -> None:
+    is_over = threading.Event()
+
+    def answer() -> None:
+        connection, _ = trickling.accept()
+        with connection, contextlib.suppress(OSError):
+            while not is_over.wait(0.02):
+                connection.send(part)
+
+    with socket.create_server(("127.0.0.1", 0)) as trickling:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{trickling.getsockname()[1]}/"
+        target = targets.http("warehouse", url, timeout_s=0.2).connect()
+        target.open(task())
+        found: list[Exception] = []
+        delivery = threading.Thread(target=keep_error, args=(target, found), daemon=True)
+        delivery.start()
+        delivery.join(20)
+        is_over.set()
+        thread.join()
+    assert [str(error).partition(" 127")[0] for error in found] == ["no answer from"]
+
+
+def keep_error(target: Target, found: list[Exception]) -> None:
+    """Deliver a batch, and keep the error."""
+    try:
+        target.deliver(batch(task(), 1, 2))
+    except Retry as error:
+        found.append(error)
+
+
 def test_check_connects_and_sends_nothing(endpoint: Endpoint) -> None:
     target = targets.http("warehouse", endpoint.url).connect()
     assert isinstance(target, HttpTarget)
@@ -261,6 +302,15 @@ def test_endpoint_without_the_position_stops_the_task(endpoint: Endpoint, made: 
         target.open(task(2))
 
 
+def test_cut_answer_of_an_endpoint_is_a_reason_to_retry(endpoint: Endpoint, made: Any) -> None:
+    target = made(position="endpoint")
+    endpoint.answer(200, b'{"posi', Content_Length="15")
+    with pytest.raises(Retry, match="within its answer to PUT"):
+        target.open(task(2))
+    endpoint.answer(200, b'{"position": 8}')
+    assert target.open(task(2)) == Opened(8)
+
+
 # --- bad input ---
 
 
@@ -269,7 +319,7 @@ def test_endpoint_without_the_position_stops_the_task(endpoint: Endpoint, made: 
     [
         {"url": "ftp://x/"}, {"url": "http://"}, {"url": "http://user:pass@x/"}, {"url": 5},
         {"url": "http://x/#a"}, {"url": "http://x:0/"}, {"url": "http://x:99999/"},
-        {"url": "http://x/a b"}, {"url": "http://x/\n"}, {"url": "http://[x/"},
+        {"url": "http://a..b/"}, {"url": "http://x/a b"}, {"url": "http://x/\n"}, {"url": "http://[x/"},
         {"position": "here"}, {"secret": ""}, {"secret": 5}, {"timeout_s": 0},
         {"timeout_s": True}, {"timeout_s": float("nan")}, {"headers": {"a b": "x"}},
         {"headers": {"a": "x\r\ny: z"}}, {"headers": {"a": 5}}, {"headers": 5},

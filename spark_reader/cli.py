@@ -7,10 +7,12 @@ formats import it when the verb runs.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -140,7 +142,7 @@ def export(
         options.TIMEOUT: timeout,
     }
     given = {name: str(value) for name, value in asked.items() if value is not None}
-    with _with_option_names(), _progress() as progress:
+    with _with_option_names(), _ended_by_sigterm(), _progress() as progress:
         done = write(given, output, kind, packed, progress, sys.stdout.buffer)
     if json:
         written = {"file": str(output), "format": kind, "records": done.rows}
@@ -210,6 +212,23 @@ def _with_option_names() -> Iterator[None]:
             allowed = allowed.replace(repr(theirs), ours)
         name = _NAMES.get(error.name, error.name)
         raise ConfigError(name, error.value, allowed, error.where) from None
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise, as Ctrl-C does, so that the temporary file is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -210,6 +211,28 @@ def test_a_failed_export_keeps_the_former_file(
         done = run("export", "-o", str(tmp_path / "x"), "--format", kind)
         assert (done.exit_code, done.stderr) == (1, "ziplog: error: the shard is gone\n")
         assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"former")]
+
+
+@pytest.mark.usefixtures("asked")
+def test_an_export_that_is_terminated_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def records(*_: object) -> Iterator[Record]:
+        signal.raise_signal(signal.SIGTERM)
+        return iter(())
+
+    def refuse(*_: object) -> None:
+        pytest.fail("the signal would end the process")
+
+    monkeypatch.setattr(FakeSession, "records", records)
+    former = signal.signal(signal.SIGTERM, refuse)
+    try:
+        done = run("export", "-o", str(tmp_path / "x"), "--format", "jsonl")
+        assert signal.getsignal(signal.SIGTERM) is refuse
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert done.exit_code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("asked")

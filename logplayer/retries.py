@@ -56,7 +56,9 @@ def pause_ns(
 class Attempts:
     """The failed attempts of a task, since the last success."""
 
-    __slots__ = ("_count", "_has_warned", "_name", "_since", "_spec", "_step", "retry_at")
+    __slots__ = (
+        "_count", "_has_failed_delivery", "_has_warned", "_name", "_since", "_spec", "retry_at"
+    )  # fmt: skip
 
     def __init__(self, name: str, spec: TargetSpec) -> None:
         """Count nothing yet; `name`: the task's."""
@@ -64,19 +66,18 @@ class Attempts:
         self._spec: Final = spec
         self._count = 0
         self._since: int | None = None
-        self._step = ""
-        self._has_warned = False
+        self._has_failed_delivery = self._has_warned = False
         #: When the next one is due, in monotonic ns.
         self.retry_at = NEVER
 
     def reset(self) -> None:
         """Forget them after a success."""
-        self._count, self._since, self._step, self.retry_at = 0, None, "", NEVER
-        self._has_warned = False
+        self._count, self._since, self.retry_at = 0, None, NEVER
+        self._has_failed_delivery = self._has_warned = False
 
     def on_opened(self) -> None:
-        """Forget them if the last one was an open: its success says nothing of deliveries."""
-        if self._step == "open":
+        """Forget them if all were opens: the success of one says nothing of deliveries."""
+        if not self._has_failed_delivery:
             self.reset()
 
     def fail(self, step: str, error: Exception, now: int) -> bool:
@@ -90,7 +91,7 @@ class Attempts:
         """
         spec = self._spec
         self._count += 1
-        self._step = step
+        self._has_failed_delivery |= step == "deliver"
         if self._since is None:
             self._since = now
         if spec.retry_s and now - self._since >= spec.retry_s * NS_PER_S:

@@ -57,9 +57,11 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
     },
     "HTTP": {
         "2xx": {f"{_REAL}_http_target": "batch_is_one_request"},
-        "408, 425, 429, 5xx, none": {
+        "408, 425, 429, 5xx; none, or none that is whole within `timeout_s`": {
             f"{_REAL}_http_target": "temporary_answers_are_reasons_to_retry"
-            " lost_answer_is_a_reason_to_retry slow_endpoint_is_a_reason_to_retry",
+            " lost_answer_is_a_reason_to_retry slow_endpoint_is_a_reason_to_retry"
+            " answer_that_does_not_end_is_a_reason_to_retry"
+            " cut_answer_of_an_endpoint_is_a_reason_to_retry",
         },
         "409": {
             f"{_REAL}_http_target": "temporary_answers_are_reasons_to_retry"
@@ -365,6 +367,9 @@ TESTED: Final[dict[str, dict[str, dict[str, str]]]] = {
         "`map` raises an error, or returns something else than section 2 says": {
             f"{_UNIT}/test_selection": "a_map_that_returns_something_else_is_a_bug",
             f"{_UNIT}/test_task": "a_map_that_fails_fails_the_task",
+        },
+        "`map` does not return": {
+            f"{_REAL}_player_stops": "a_map_that_does_not_return_does_not_hold_up_the_program",
         },
         "a parameter of `statement` is unknown": {
             f"{_TARGETS}_statement": "other_parameters_are_refused_with_a_list",

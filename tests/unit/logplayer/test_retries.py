@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logplayer import targets
 from logplayer.contract import Retry
-from logplayer.retries import MAX_AFTER_S, MAX_TEXT, pause_ns, text_of
+from logplayer.retries import MAX_AFTER_S, MAX_TEXT, Attempts, pause_ns, text_of
 from tests.properties import examples
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 
@@ -33,6 +34,26 @@ def test_a_target_chooses_its_pause_up_to_an_hour() -> None:
     for soon in (0.0, -1.0, float("-inf"), 0.099):
         assert pause_ns("a", 9, 100, 30_000, soon) == 100 * NS_PER_MS, "no busy loop"
     assert pause_ns("a", 9, 100, 30_000, 1e9) == MAX_AFTER_S * NS_PER_S
+
+
+def test_an_open_that_fails_after_a_delivery_does_not_hide_it() -> None:
+    """As of a database that each attempt crashes: it takes no connections for a while."""
+    spec = targets.function("f", print, retry_s=60)
+    attempts, now, ends = Attempts("a/f/0", spec), 0, []
+    while not ends and now < 600 * NS_PER_S:
+        for step in ("deliver", "open"):
+            if not attempts.fail(step, Retry("the server closed the connection"), now):
+                ends.append(now)
+            now += NS_PER_S
+        attempts.on_opened()
+    assert ends[:1] == [60 * NS_PER_S]
+
+
+def test_opens_alone_are_forgotten_after_a_success() -> None:
+    attempts = Attempts("a/f/0", targets.function("f", print, retry_s=60))
+    for second in range(0, 600, 50):
+        assert attempts.fail("open", Retry("no connection"), second * NS_PER_S)
+        attempts.on_opened()
 
 
 def test_an_error_is_one_line() -> None:

@@ -159,6 +159,8 @@ class PlayerTask:
                 return
             if self.state == "retrying" and not self._is_pause_reached():
                 return
+            if self.state == "paused":
+                self._attempts.reset()  # Its target was not tried, so it did not fail.
             self._continue()
 
     def on_claim_lost(self, reason: str) -> None:

@@ -36,6 +36,20 @@ def test_a_paused_task_finishes_its_step_and_moves_its_cursor() -> None:
     assert world.payloads()[-1] == b"new"
 
 
+def test_a_pause_does_not_count_as_a_time_of_failures() -> None:
+    world, player = played(retry_s=3)
+    player.fault = lambda *_: Retry("down")
+    world.run(1000)
+    world.edit("pause")
+    world.run(5000)
+    assert player.states() == ["paused"]
+    world.edit("resume")
+    world.run(1500)
+    assert player.states() == ["retrying"]
+    world.run(9000)
+    assert player.states() == ["failed"]
+
+
 @pytest.mark.parametrize("kind", [Store, Sink])
 @pytest.mark.parametrize("is_early", [True, False])
 def test_a_task_pauses_at_a_position(kind: type[Store | Sink], *, is_early: bool) -> None:

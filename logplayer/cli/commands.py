@@ -101,6 +101,10 @@ def run(
             signal.signal(number, _on_signal_at_stop)
     except _StopSignal:
         pass
+    except OSError:  # stdout failed.
+        if player is not None:
+            player.stop(drain_s)
+        raise
     if player is not None:
         player.stop(drain_s)
         if player.failed_tasks:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +21,6 @@ from ziplog.errors import DeadlineError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import ziplog
     from ziplog.types import Record
 
@@ -75,6 +76,27 @@ function = "slow_of_test:fail"
     assert "error: signal-at-stop/bug/0: TypeError: a bug" in stderr
     assert "StopSignal" not in stderr
     assert set(owners(log, "signal-at-stop").values()) == {""}, "its tasks are released"
+
+
+def test_a_stdout_that_fails_leaves_no_task_owned(log: ziplog.Log, tmp_path: Path) -> None:
+    file = tmp_path / "stdout.toml"
+    file.write_text(f"""\
+[player]
+name = "no-stdout"
+bootstrap = "{",".join(log.endpoints)}"
+[[target]]
+name = "copy"
+kind = "python"
+function = "builtins:id"
+""")
+    command = [sys.executable, "-m", "ziplog", "player", "run", str(file)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100
+        )
+    assert done.returncode == 1
+    assert "error: input or output: No space left on device" in done.stderr
+    assert set(owners(log, "no-stdout").values()) == {""}
 
 
 def test_a_map_that_does_not_return_does_not_hold_up_the_program(

@@ -29,7 +29,7 @@ from ziplog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, Timeout, conn
 from ziplog.cli.tables import cell, stdout, table
 from ziplog.cli.terminal import counted, print_json
 from ziplog.config_tables import LogConfig
-from ziplog.errors import ConfigError, UnavailableError, ZiplogError
+from ziplog.errors import ConfigError, DeadlineError, UnavailableError, ZiplogError
 from ziplog.runtime.descriptors import raise_limit
 from ziplog.runtime.process import spare_collector
 from ziplog.runtime.process_logging import configure
@@ -106,7 +106,11 @@ def run(
             player.stop(drain_s)
         raise
     if player is not None:
-        player.stop(drain_s)
+        try:
+            player.stop(drain_s)
+        except DeadlineError as error:
+            say(f"error: {error}")
+            os._exit(1)  # At an exit Python waits for the threads of what hangs.
         if player.failed_tasks:
             raise ZiplogError("; ".join(f"{n}: {why}" for n, why in player.failed_tasks.items()))
 

@@ -78,6 +78,44 @@ function = "slow_of_test:fail"
     assert set(owners(log, "signal-at-stop").values()) == {""}, "its tasks are released"
 
 
+def test_a_process_ends_although_a_thread_of_a_target_hangs(
+    log: ziplog.Log, tmp_path: Path
+) -> None:
+    start, begun, pipe = tail(log), tmp_path / "begun", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "hanging_of_test.py").write_text(f"""\
+import asyncio
+import pathlib
+
+def wait():
+    pathlib.Path({str(begun)!r}).touch()
+    open({str(pipe)!r}).read()
+
+async def handle(record):
+    await asyncio.to_thread(wait)
+""")
+    log.insert_many([b"x"])
+    file = tmp_path / "hangs.toml"
+    file.write_text(f"""\
+[player]
+name = "hanging-thread"
+bootstrap = "{",".join(log.endpoints)}"
+start = "{start}"
+[[target]]
+name = "copy"
+kind = "python"
+function = "hanging_of_test:handle"
+""")
+    with Process(file, "--drain-s", "0.1") as process:
+        process.ready()
+        wait_until(begun.exists, "a call has begun")
+        code, stderr = process.stop()
+    assert code == 1
+    assert stderr.endswith(
+        "error: these tasks did not end before the deadline: hanging-thread/copy/0\n"
+    )
+
+
 def test_a_stdout_that_fails_leaves_no_task_owned(log: ziplog.Log, tmp_path: Path) -> None:
     file = tmp_path / "stdout.toml"
     file.write_text(f"""\

@@ -485,10 +485,10 @@ class Inserts:
         """Retransmit and locate the units that are due; end the calls at their deadlines."""
         context = self._context
         for call in list(self._calls.values()):
-            if context.now >= call.request.deadline:
-                self._expire(call)
-            else:
+            if context.now < call.request.deadline:
                 context.set_timer(call.request.deadline)
+            elif call.number in self._calls:  # It may have failed with its group, just now.
+                self._expire(call)
         for window in list(self.windows.values()):
             if window.inflight or window.has_queue:
                 self._tick_window(window)

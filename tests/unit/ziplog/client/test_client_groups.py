@@ -372,6 +372,29 @@ def test_policy_that_fails_fails_its_own_call_only() -> None:
     assert harness.answers[good] == [RecordId(11, 1)]
 
 
+def test_policy_that_fails_while_calls_of_a_group_end_fails_each_once() -> None:
+    """One call ends its group, so the policy is called for the other, whose deadline is over."""
+    fails = False
+
+    def policy(_payload: bytes, _key: bytes | None, _live: Any) -> int:
+        if fails:
+            raise ValueError("again")
+        return 0
+
+    harness = connected(policy)
+    (first, other), shared = group_of(harness, b"a", b"b", timeout=400 * MS)
+    later = harness.insert(b"c", timeout=1 * S)
+    sent(harness)
+    harness.pass_time(399 * MS)
+    harness.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
+    fails = True
+    harness.pass_time(2 * MS)
+    assert isinstance(harness.answers[first], UnavailableError)
+    assert isinstance(harness.answers[other], ValueError)
+    harness.pass_time(1 * S)
+    assert isinstance(harness.answers[later], OutcomeUnknownError), "the timers still run"
+
+
 @examples(60)
 @given(
     seed=st.integers(0, 2**32),

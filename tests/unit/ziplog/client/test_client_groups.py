@@ -395,6 +395,51 @@ def test_policy_that_fails_while_calls_of_a_group_end_fails_each_once() -> None:
     assert isinstance(harness.answers[later], OutcomeUnknownError), "the timers still run"
 
 
+def refused_group(harness: ClientHarness, *records: bytes) -> tuple[list[int], wire.Insert]:
+    """Return calls that share a unit which no server accepts now."""
+    calls, shared = group_of(harness, *records)
+    harness.give(refused(shared, 0, "full"), refused(shared, 1, "full"))
+    return calls, shared
+
+
+def test_calls_of_a_group_that_moves_share_a_unit_again() -> None:
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b", b"c", b"d")
+    learn(harness, state="leaving")
+    harness.give(redirect(shared, 0), redirect(shared, 1))
+    moved = [m for name, m in harness.take(wire.Insert) if name == "s1r0:1"]
+    assert [payloads(insert) for insert in moved] == [[b"a"], [b"b", b"c", b"d"]]
+    place(harness, moved[0], 11)
+    place(harness, moved[1], 13, 15, 17)
+    found = [harness.answers[call] for call in calls]
+    assert found == [[RecordId(gsn, 1)] for gsn in (11, 13, 15, 17)]
+
+
+def test_calls_that_outlive_one_of_their_group_share_a_unit_again() -> None:
+    harness = connected(pinned)
+    calls, _ = refused_group(harness, b"a", b"b", b"c", b"d")
+    harness.cancel(calls.pop(0))
+    harness.step(BatchEnd())
+    again = sent(harness)
+    assert [payloads(insert) for insert in again] == [[b"b"], [b"c", b"d"]]
+    place(harness, again[0], 4)
+    place(harness, again[1], 6, 8)
+    assert [harness.answers[call] for call in calls] == [[RecordId(n, 0)] for n in (4, 6, 8)]
+
+
+def test_inserts_after_a_refused_group_share_units_again() -> None:
+    """Those that were in the group are alone: the error may be about one of them."""
+    harness = connected()
+    calls, shared = group_of(harness, b"a", b"b", b"c", b"d")
+    harness.give(refused(shared, 0, "no-such-position"))
+    alone = sent(harness)
+    assert [payloads(insert) for insert in alone] == [[b"a"], [b"b"], [b"c"], [b"d"]]
+    for insert in alone:
+        place(harness, insert, 2 * insert.seq)
+    assert [harness.answers[call] for call in calls] == [[RecordId(n, 0)] for n in (6, 8, 10, 12)]
+    group_of(harness, b"e", b"f")
+
+
 @examples(60)
 @given(
     seed=st.integers(0, 2**32),

@@ -148,7 +148,7 @@ CLOCKS = {
     "ziplog/cli/servers.py": {"monotonic"},
     "ziplog/cli/shards.py": {"monotonic"},
     "ziplog/client/arguments.py": {"time_ns"},
-    "ziplog/client/engines/blocking_engine.py": {"monotonic"},
+    "ziplog/client/engines/pending_futures.py": {"monotonic"},
     "ziplog/demo/inserter.py": {"perf_counter_ns"},
     "ziplog/demo/parts.py": {"monotonic"},
     "ziplog/demo/playing.py": {"monotonic"},

@@ -18,8 +18,6 @@ import contextlib
 import itertools
 import os
 import threading
-import time
-import weakref
 from collections import deque
 from copy import copy
 from functools import partial
@@ -27,15 +25,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.engines.driver_role import DriverRole
-from ziplog.client.engines.engine import Engine, pending_error
-from ziplog.client.engines.insert_future import InsertFuture
+from ziplog.client.engines.engine import Engine
 from ziplog.client.engines.owners import Owners
+from ziplog.client.engines.pending_futures import PendingFutures
 from ziplog.client.engines.signals import SHIELD
+from ziplog.client.engines.tickets import FutureTicket, Ticket
 from ziplog.client.engines.timer_thread import TimerThread
-from ziplog.core.units import NS_PER_S
-from ziplog.errors import ClosedError, DeadlineError, OutcomeUnknownError
-from ziplog.runtime.clock import now_ns
-from ziplog.runtime.descriptors import start_thread
+from ziplog.errors import ClosedError, OutcomeUnknownError
 from ziplog.wire import decode
 
 if TYPE_CHECKING:
@@ -44,6 +40,8 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.requests import InsertRequest, Request
     from ziplog.client.engines.engine import Core
+    from ziplog.client.engines.pending_futures import Idle
+    from ziplog.client.engines.tickets import Incoming
     from ziplog.core.message import Message
     from ziplog.types import RecordId
 
@@ -53,21 +51,6 @@ T = TypeVar("T")
 _BATCH: Final = 256
 #: Interval at which a waiting thread checks the role, whatever happens.
 _POLL_S: Final = 1.0
-#: Maximum number of pending futures, and of their bytes.
-_MAX_FUTURES: Final = 1024
-_MAX_FUTURE_BYTES: Final = 16 * 1024 * 1024
-
-
-class Ticket:
-    """A thread's call. The driver writes it; the thread reads it once `done` is set."""
-
-    __slots__ = ("done", "result", "signal")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.result: Any = None
-        #: Set while its thread does not drive; wakes the thread.
-        self.signal: SimpleQueue[None] | None = None
 
 
 class BlockingEngine:
@@ -79,14 +62,14 @@ class BlockingEngine:
         self._numbers: Final = itertools.count(1)
         self._tickets: Final[dict[int, Ticket]] = {}
         #: Calls, and cancellations (None), of threads that do not drive; with a future's ticket.
-        self._incoming: Final[deque[_Incoming]] = deque()
+        self._incoming: Final[deque[Incoming]] = deque()
         #: Subscriptions and scans to close once they are garbage-collected.
         self.owners: Final = Owners()
         self._waiting_threads: Final[deque[Ticket]] = deque()
         self._is_closed = False
         #: The process of the sockets and threads; they do not work in its children.
         self._process: Final = os.getpid()
-        self._futures: Final = _Futures(self, self._incoming)
+        self._futures: Final = PendingFutures(self, self._incoming)
         self._timers: Final = TimerThread(self)
         self._main: Final = threading.main_thread().ident
         #: The queue that the main thread waits on while it does not drive.
@@ -244,7 +227,7 @@ class BlockingEngine:
         if self._is_closed:
             raise ClosedError
 
-    def _drive(self, ticket: Ticket | _Idle) -> None:
+    def _drive(self, ticket: Ticket | Idle) -> None:
         """Step the engine until the ticket is done. The caller has the role."""
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
         collected = self.owners.collected
@@ -309,7 +292,7 @@ class BlockingEngine:
             result.resolver = partial(self.resolve, result)
         ticket.result = result
         ticket.done = True
-        if isinstance(ticket, _FutureTicket):
+        if isinstance(ticket, FutureTicket):
             self._futures.on_finished(ticket)
         elif ticket.signal is not None:
             ticket.signal.put(None)
@@ -345,7 +328,7 @@ class BlockingEngine:
 
         """
         self.check_open()
-        ticket, number = _FutureTicket(len(request.payloads[0])), next(self._numbers)
+        ticket, number = FutureTicket(len(request.payloads[0])), next(self._numbers)
         self._futures.wait_for_room(request.deadline, (number, request, ticket))
         if threading.get_ident() != self._main and self._role.acquire():
             try:
@@ -366,7 +349,7 @@ class BlockingEngine:
         self.check_open()
         self._futures.flush(timeout_s)
 
-    def drive_futures(self, until: _Idle) -> bool:
+    def drive_futures(self, until: Idle) -> bool:
         """Drive in the background thread; return False if another thread drives."""
         if not self._role.acquire():
             return False
@@ -424,176 +407,3 @@ class BlockingEngine:
                     self._tickets[number] = future
         for number in list(self._tickets):
             self._on_complete(number, ClosedError())
-
-
-class _FutureTicket(Ticket):
-    __slots__ = ("future", "size")
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size: Final = size
-        self.future: Final = InsertFuture()
-        # It cannot be cancelled: a sent insert may happen.
-        self.future.set_running_or_notify_cancel()
-
-
-#: A call with its number and perhaps its future's ticket; or a cancellation.
-_Incoming = tuple[int, "Request | None", _FutureTicket | None]
-_Future = tuple[int, "Request | None", _FutureTicket]
-
-
-class _Idle:
-    """The ticket of the background thread: done when it has other work, or none."""
-
-    def __init__(self, shared: BlockingEngine, futures: _Futures) -> None:
-        self._shared: Final = shared
-        self._futures: Final = futures
-
-    @property
-    def done(self) -> bool:
-        return (
-            self._futures.has_finished or self._shared.has_waiting_threads or not self._futures.open
-        )
-
-
-class _Futures:
-    """The pending futures, and the background thread, which starts with the first of them."""
-
-    def __init__(self, shared: BlockingEngine, incoming: deque[_Incoming]) -> None:
-        self._shared: Final = shared
-        self._incoming: Final = incoming
-        self._lock: Final = threading.Lock()
-        #: Threads that wait for room or for the end; each is woken once.
-        self._waiters: Final[deque[SimpleQueue[None]]] = deque()
-        #: Number of pending futures, and the bytes of their payloads.
-        self.open = 0
-        self._bytes = 0
-        self._finished: Final[deque[_FutureTicket]] = deque()
-        self._failure: Exception | None = None
-        self._signal: Final[SimpleQueue[_Futures | None]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._idle: Final = _Idle(shared, self)
-
-    def wait_for_room(self, deadline: int, call: _Future) -> None:
-        """Wait until one more future may be pending; then count it, and submit its call.
-
-        Both happen or neither, whatever a signal handler raises.
-        """
-        if self._thread is None:
-            self._shared.shielded(self._start)
-        if self._try_submit(call):
-            return
-        timeout_s = max(deadline - now_ns(), 0) / NS_PER_S
-        if not self._wait(lambda: self._try_submit(call), timeout_s):
-            raise DeadlineError(
-                f"{self.open} inserts were pending for {timeout_s:.3g} s, and no more are"
-                " allowed; nothing was inserted: try again"
-            )
-
-    def _try_submit(self, call: _Future) -> bool:
-        size, incoming, new = call[2].size, self._incoming, (call,)
-        is_closed = self._shared.is_closed
-        with self._lock:
-            # Without a call: CPython would run signal handlers after it. They may use this client,
-            # and the background thread needs the lock.
-            is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
-            if is_full and self.open and not is_closed:
-                return False
-            self.open += 1
-            self._bytes += size
-            incoming += new
-        return True
-
-    def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        until, signals = time.monotonic() + timeout_s, SimpleQueue[None]()
-        while True:
-            self._waiters.append(signals)
-            if is_over():
-                return True
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            with contextlib.suppress(Empty):
-                signals.get(timeout=min(left, threading.TIMEOUT_MAX))
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                # The thread must not keep a dropped client alive.
-                signals = self._signal
-                ref = weakref.ref(self, lambda _: signals.put(None))
-                thread = threading.Thread(
-                    target=_serve, args=(ref, signals), name="ziplog", daemon=True
-                )
-                self._thread = start_thread(thread, "cannot insert in the background")
-
-    @property
-    def has_finished(self) -> bool:
-        return bool(self._finished)
-
-    def on_finished(self, ticket: _FutureTicket) -> None:
-        """Let the background thread complete a future: callbacks never run in the driver role."""
-        self._finished.append(ticket)
-        self.wake_thread()
-
-    def wake_thread(self) -> None:
-        """Wake the background thread."""
-        if self._thread is not None and self._signal.empty():
-            # The thread must find this object, even if the client is dropped meanwhile.
-            self._signal.put(self)
-
-    def flush(self, timeout_s: float) -> None:
-        is_done = not self.open or self._wait(lambda: not self.open, timeout_s)
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        if not is_done:
-            raise pending_error(self.open, timeout_s)
-
-    def work(self) -> bool:
-        """Drive, unless other threads do, until no future is pending; return False at the end."""
-        while True:
-            while self._finished:
-                self._resolve_future(self._finished.popleft())
-            if not self.open:
-                return not self._shared.is_closed
-            if self._shared.has_waiting_threads or not self._shared.drive_futures(self._idle):
-                with contextlib.suppress(Empty):
-                    self._signal.get(timeout=_POLL_S)
-
-    def _resolve_future(self, ticket: _FutureTicket) -> None:
-        result, future = ticket.result, ticket.future
-        failed = isinstance(result, Exception)
-        # The future's callbacks run here; they must see the count without it.
-        with self._lock:
-            self.open -= 1
-            self._bytes -= ticket.size
-            if failed and self._failure is None:
-                self._failure = result
-        while self._waiters:
-            self._waiters.popleft().put(None)
-        if failed:
-            future.set_exception(result)
-        else:
-            future.set_result(result[0])
-
-    def close(self) -> None:
-        thread = self._thread
-        self.wake_thread()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
-
-def _serve(ref: weakref.ref[_Futures], signals: SimpleQueue[_Futures | None]) -> None:
-    """Run the background thread for the futures of a live client."""
-    while True:
-        futures = ref()
-        if futures is None or not futures.work():
-            return
-        del futures
-        with contextlib.suppress(Empty):
-            # The item keeps the client alive until it was processed.
-            futures = signals.get(timeout=_POLL_S)
-            if futures is not None and not futures.work():
-                return
-            del futures

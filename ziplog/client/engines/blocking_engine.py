@@ -356,6 +356,7 @@ class BlockingEngine:
         try:
             self._drive(until)
         except ClosedError:
+            self._fail_all()  # A signal handler may have ended the call that submitted a future.
             return False
         finally:
             self._role.release()

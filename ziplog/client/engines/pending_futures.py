@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ziplog.client.engines.engine import pending_error
 from ziplog.core.units import NS_PER_S
-from ziplog.errors import DeadlineError
+from ziplog.errors import ClosedError, DeadlineError
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
 
@@ -88,6 +88,8 @@ class PendingFutures:
         self._failure: Exception | None = None
         self._signal: Final[SimpleQueue[PendingFutures | None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        #: The thread has ended, so it would complete no further future.
+        self._has_ended = False
         self._idle: Final = Idle(shared, self)
 
     def wait_for_room(self, deadline: int, call: _Future) -> None:
@@ -108,16 +110,19 @@ class PendingFutures:
 
     def _try_submit(self, call: _Future) -> bool:
         size, incoming, new = call[2].size, self._incoming, (call,)
-        is_closed = self._shared.is_closed
         with self._lock:
             # Without a call: CPython would run signal handlers after it. They may use this client,
             # and the background thread needs the lock.
+            has_ended = self._has_ended
             is_full = self.open >= _MAX_FUTURES or self._bytes + size > _MAX_FUTURE_BYTES
-            if is_full and self.open and not is_closed:
+            if not has_ended and is_full and self.open:
                 return False
-            self.open += 1
-            self._bytes += size
-            incoming += new
+            if not has_ended:
+                self.open += 1
+                self._bytes += size
+                incoming += new
+        if has_ended:
+            raise ClosedError
         return True
 
     def _wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
@@ -174,10 +179,16 @@ class PendingFutures:
             while self._finished:
                 self._resolve_future(self._finished.popleft())
             if not self.open:
-                return not self._shared.is_closed
+                return not self._ends()
             if self._shared.has_waiting_threads or not self._shared.drive_futures(self._idle):
                 with contextlib.suppress(Empty):
                     self._signal.get(timeout=_POLL_S)
+
+    def _ends(self) -> bool:
+        """Whether the thread ends: the client is closed, and no future is pending from now on."""
+        with self._lock:
+            self._has_ended = self._shared.is_closed and not self.open
+        return self._has_ended
 
     def _resolve_future(self, ticket: FutureTicket) -> None:
         result, future = ticket.result, ticket.future

@@ -84,6 +84,10 @@ class PendingFutures:
         #: Number of pending futures, and the bytes of their payloads.
         self.open = 0
         self._bytes = 0
+        #: Number of futures so far; those that are pending, by that number; the lowest of these.
+        self._submitted = 0
+        self._pending: Final[dict[int, FutureTicket]] = {}
+        self._oldest = 1
         self._finished: Final[deque[FutureTicket]] = deque()
         self._failure: Exception | None = None
         self._signal: Final[SimpleQueue[PendingFutures | None]] = SimpleQueue()
@@ -109,7 +113,8 @@ class PendingFutures:
             )
 
     def _try_submit(self, call: _Future) -> bool:
-        size, incoming, new = call[2].size, self._incoming, (call,)
+        ticket, incoming, new = call[2], self._incoming, (call,)
+        size = ticket.size
         with self._lock:
             # Without a call: CPython would run signal handlers after it. They may use this client,
             # and the background thread needs the lock.
@@ -120,6 +125,9 @@ class PendingFutures:
             if not has_ended:
                 self.open += 1
                 self._bytes += size
+                self._submitted += 1
+                ticket.order = self._submitted
+                self._pending[ticket.order] = ticket
                 incoming += new
         if has_ended:
             raise ClosedError
@@ -166,12 +174,13 @@ class PendingFutures:
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all futures so far are done; raise the first failure since the last call."""
-        is_done = not self.open or self._wait(lambda: not self.open, timeout_s)
+        last = self._submitted
+        is_done = self._oldest > last or self._wait(lambda: self._oldest > last, timeout_s)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
         if not is_done:
-            raise pending_error(self.open, timeout_s)
+            raise pending_error(sum(order <= last for order in list(self._pending)), timeout_s)
 
     def work(self) -> bool:
         """Drive, unless other threads do, until no future is pending; return False at the end."""
@@ -197,6 +206,8 @@ class PendingFutures:
         with self._lock:
             self.open -= 1
             self._bytes -= ticket.size
+            del self._pending[ticket.order]
+            self._oldest = next(iter(self._pending), self._submitted + 1)
             if failed and self._failure is None:
                 self._failure = result
         while self._waiters:

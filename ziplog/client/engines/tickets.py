@@ -27,11 +27,13 @@ class Ticket:
 class FutureTicket(Ticket):
     """The ticket of a future."""
 
-    __slots__ = ("future", "size")
+    __slots__ = ("future", "order", "size")
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size: Final = size
+        #: Its number among the futures of its client, from 1 on.
+        self.order = 0
         self.future: Final = InsertFuture()
         # It cannot be cancelled: a sent insert may happen.
         self.future.set_running_or_notify_cancel()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 import ziplog
 from tests.unit.ziplog.client.served import ServedCluster
+from tests.waiting import wait_until
 from ziplog import wire
 
 if TYPE_CHECKING:
@@ -36,6 +38,25 @@ def test_flush_that_ends_early_reports_inserts_that_may_happen(cluster: ServedCl
         assert future.result(0)
         with log.subscribe(follow=False) as records:
             assert [record.payload for record in records] == [b"x"]
+
+
+def test_flush_does_not_wait_for_inserts_that_begin_later(cluster: ServedCluster) -> None:
+    """While threads insert without a pause, some insert is always pending."""
+    with ziplog.connect(cluster.endpoint) as log, ThreadPoolExecutor(1) as pool:
+        log.insert_nowait(b"before").result(10)
+        cluster.silent.add(wire.Insert)
+        future = log.insert_nowait(b"x")
+        flushed = pool.submit(log.flush, 30)
+        wait_until(lambda: log._engine._futures._waiters, "flush waits")
+        log.set_policy(lambda _payload, _key, _live: 9)
+        later = log.insert_nowait(b"y", timeout=20)
+        cluster.silent.clear()
+        flushed.result(10)
+        assert future.done()
+        assert not later.done(), "there is no shard 9"
+        with pytest.raises(ziplog.DeadlineError, match="1 inserts were still pending"):
+            log.flush(0.01)
+        log.close()
 
 
 def test_asyncio_flush_that_ends_early_reports_inserts_that_may_happen(

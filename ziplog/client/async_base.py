@@ -55,7 +55,7 @@ class AsyncConnection:
         """Release what the service grants of the claims under way; wait a second at most."""
         engine = self._engine
         engine.close_collected()
-        if self._core.has_cursor_calls and not engine.is_closed:
+        if self._core.has_cursor_calls and not (engine.is_closed or engine.has_ended):
             with contextlib.suppress(ClosedError):
                 deadline_ns = arguments.deadline_ns(arguments.END_CLAIMS_S, 0)
                 await engine.call(EndClaimsRequest(deadline_ns))

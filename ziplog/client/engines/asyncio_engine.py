@@ -377,8 +377,10 @@ class AsyncioEngine:
         if self._timer is not None:
             self._timer.cancel()
         self._gathered.clear()
-        for number in list(self._futures):
-            self._on_complete(number, ClosedError())
+        if not self.has_ended:  # Otherwise the callbacks of futures cannot run.
+            for number in list(self._futures):
+                self._on_complete(number, ClosedError())
+        self._futures.clear()
         self.engine.close()
         _BUSY.discard(self)
 

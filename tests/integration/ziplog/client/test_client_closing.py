@@ -1,7 +1,8 @@
-"""Inserts that begin while another thread closes their client: each of them ends."""
+"""Clients that are closed while an insert begins, or after the end of their event loop."""
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -70,3 +71,20 @@ def test_insert_whose_call_was_interrupted_ends_with_its_client(
     engine._is_closed = True
     engine.engine.transport.wake()
     assert isinstance(ticket.future.exception(10), ziplog.ClosedError)
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_asyncio_client_is_closed_after_the_end_of_its_event_loop(
+    cluster: ServedCluster, *, claims: bool
+) -> None:
+    async def main() -> tuple[ziplog.aio.AsyncLog, object]:
+        log = await ziplog.aio.connect(cluster.endpoint)
+        cluster.silent.update({wire.Insert, wire.CursorClaim})
+        cursor = log.cursor("x") if claims else None
+        return log, (log.insert_nowait(b"x"), cursor)
+
+    log, _pending = asyncio.run(main())
+    assert log._core.has_cursor_calls == claims
+    asyncio.run(log.close())
+    assert log._engine.engine.transport.is_closed
+    assert not log._engine._futures

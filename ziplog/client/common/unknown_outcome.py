@@ -3,7 +3,7 @@
 The units of such a call and the error that the caller got share one `UnknownOutcome`. It records
 the outcome of each unit once. `resolve()` waits until each unit is known to be placed or absent.
 
-Invariant: a pending `resolve()` waits for an outcome with open units.
+Invariant: a pending `resolve()` waits for an outcome with open units, each of which is in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class UnknownOutcome:
     """The open units of one call, and the rids that are known. Only the client node writes it."""
 
     __slots__ = (
-        "calls", "is_append", "is_session_expired", "many", "open", "results", "shard",
+        "calls", "is_append", "is_lost", "is_session_expired", "many", "open", "results", "shard",
     )  # fmt: skip
 
     def __init__(
@@ -49,8 +49,9 @@ class UnknownOutcome:
         self.is_append: Final = is_append
         #: Number of pending `resolve()` calls.
         self.calls = 0
-        #: Servers may have expired this client's session, so the outcome stays unknown.
-        self.is_session_expired = False
+        #: The outcome stays unknown, and whether it does because servers may have expired the
+        #: session of this client.
+        self.is_lost = self.is_session_expired = False
 
     def resolve_unit(self, seq: int, gsns: Sequence[int] | None) -> None:
         """Record the outcome of a unit: its gsns, or None if it will never exist."""
@@ -156,6 +157,18 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
             self.cancel(pending.call)
             self._complete(pending.call, pending.deadline, outcome)
 
+    def on_lost(
+        self,
+        outcomes: Iterable[tuple[UnknownOutcome, object]],
+        *,
+        is_session_expired: bool = False,
+    ) -> None:
+        """Note that these outcomes, those of a unit, stay unknown; end their pending calls."""
+        for outcome, _ in outcomes:
+            outcome.is_lost, outcome.is_session_expired = True, is_session_expired
+            for pending in [p for p in self._pending.values() if p.outcome is outcome]:
+                self._finish(pending, self._unknown_error(outcome))
+
     def _result_at_deadline(self, pending: PendingResolve) -> OutcomeUnknownError:
         return self._unknown_error(pending.outcome)
 
@@ -163,3 +176,4 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
         """Assert the invariants."""
         super().check()
         assert all(pending.outcome.open for pending in self._pending.values()), "it is known"
+        assert not any(pending.outcome.is_lost for pending in self._pending.values()), "no end"

@@ -105,7 +105,7 @@ class Inserts:
     def resolve(self, number: int, request: ResolveRequest) -> None:
         """Wait for the outcome of a call that ended, and locate its units now."""
         context, outcome = self._context, request.outcome
-        if outcome.is_session_expired:
+        if outcome.is_lost:
             context.complete(number, self._unknown_error(outcome))
             return
         self.outcomes.start(number, request)
@@ -247,6 +247,7 @@ class Inserts:
         window.retire(unit)
         for call in unit.call.dissolve() if isinstance(unit.call, InsertGroup) else unit.calls:
             self._fail(call, ProtocolError(what))
+        self.outcomes.on_lost(unit.outcomes)
         self.sender.fill(window)
 
     def _abandon(self, window: ShardWindow, unit: InflightUnit) -> None:
@@ -528,8 +529,7 @@ class Inserts:
         for call in unit.calls:
             self._expire(call, is_session_expired=True)
         window.retire(unit)
-        for outcome, _ in unit.outcomes:
-            outcome.is_session_expired = True
+        self.outcomes.on_lost(unit.outcomes, is_session_expired=True)
 
     # --- the end of a call ---
 

@@ -140,6 +140,41 @@ def test_unit_that_was_sent_long_ago_is_never_sent_again(server: int) -> None:
     assert (fresh.seq, fresh.first_incomplete, fresh.since) == (2, 2, 50)
 
 
+def with_pending_resolve() -> tuple[ClientHarness, wire.Insert, int]:
+    """Return a client that waits for an unknown outcome, its unit and that call."""
+    harness = connected(pinned)
+    call = harness.insert(b"x", timeout=1 * S)
+    (insert,) = sent(harness)
+    harness.pass_time(1 * S)
+    error = harness.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    return harness, insert, resolve(harness, error, 10_000 * S)
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_resolve_ends_once_the_outcome_can_no_longer_be_known(*, is_suspended: bool) -> None:
+    harness, insert, asked = with_pending_resolve()
+    if is_suspended:
+        harness.now += 601 * S
+    else:
+        for _ in range(601):
+            harness.pass_time(1 * S)
+        assert asked not in harness.answers
+        harness.give(expired(insert, 0))
+    harness.pass_time(0)
+    error = harness.answers[asked]
+    assert isinstance(error, OutcomeUnknownError)
+    assert "session" in str(error)
+
+
+def test_resolve_ends_at_a_protocol_violation() -> None:
+    harness, insert, asked = with_pending_resolve()
+    harness.give(refused(insert, 0, "identity-reused"))
+    error = harness.answers[asked]
+    assert isinstance(error, OutcomeUnknownError)
+    assert isinstance(harness.answers[resolve(harness, error)], OutcomeUnknownError)
+
+
 def test_unknown_outcome_of_an_expired_unit_resolves_to_absent() -> None:
     harness = connected(pinned)
     call = harness.insert(b"x", timeout=1 * S)

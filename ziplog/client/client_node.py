@@ -222,9 +222,10 @@ class ClientCore:
     def step(self, event: Event, now: int) -> list[Effect]:
         """Process one event; see `ziplog.core.node`."""
         context = self._context
-        if now - context.now > context.session_expiry_ns:
-            self._inserts.on_session_expired()
+        is_session_expired = now - context.now > context.session_expiry_ns
         context.now = now
+        if is_session_expired:
+            self._inserts.on_session_expired()
         if type(event) is BatchEnd:
             if self.is_batch_open:
                 self._end_batch()

@@ -329,7 +329,6 @@ class Inserts:
         is_late = self._context.now - unit.first_sent > self._context.session_expiry_ns
         if is_late and not unit.is_absent:
             self._forget(window, unit)
-            self.sender.fill(window)
             return
         unit.is_expired = True
         unit.add_permanent_refusal(refused)
@@ -530,6 +529,7 @@ class Inserts:
             self._expire(call, is_session_expired=True)
         window.retire(unit)
         self.outcomes.on_lost(unit.outcomes, is_session_expired=True)
+        self.sender.fill(window)
 
     # --- the end of a call ---
 

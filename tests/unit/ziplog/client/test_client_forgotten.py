@@ -19,6 +19,7 @@ from tests.unit.ziplog.client.fakes import (
     sent,
 )
 from ziplog import wire
+from ziplog.client.inserts import sending
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.core.distance import initial_retransmit_ns
 from ziplog.errors import OutcomeUnknownError
@@ -173,6 +174,24 @@ def test_resolve_ends_at_a_protocol_violation() -> None:
     error = harness.answers[asked]
     assert isinstance(error, OutcomeUnknownError)
     assert isinstance(harness.answers[resolve(harness, error)], OutcomeUnknownError)
+
+
+def test_insert_that_waited_during_a_suspension_is_as_new_as_its_first_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is sent once the units before it are forgotten, so all replicas may refuse it as old."""
+    harness = connected(pinned)
+    monkeypatch.setattr(sending, "MAX_INFLIGHT_BYTES", 1)
+    first = harness.insert(b"x", timeout=2000 * S)
+    waiting = harness.insert(b"y", b"z", timeout=2000 * S)
+    assert len(sent(harness)) == 1, "the window is full"
+    harness.now += 601 * S
+    harness.pass_time(0)
+    assert isinstance(harness.answers[first], OutcomeUnknownError)
+    (insert,) = sent(harness)
+    harness.give(expired(insert, 0), expired(insert, 1))
+    (again,) = sent(harness)
+    assert (again.since, waiting in harness.answers) == (50, False)
 
 
 def test_unknown_outcome_of_an_expired_unit_resolves_to_absent() -> None:

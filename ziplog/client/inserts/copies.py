@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import InflightUnit, ShardWindow
     from ziplog.client.inserts.shard_selector import ShardSelector
-    from ziplog.errors import ZiplogError
 
 #: Maximum backoff between copies of a unit for which no caller waits.
 _MAX_UNAWAITED_BACKOFF_NS: Final = 5_000 * NS_PER_MS
@@ -43,7 +42,7 @@ class Copies:
         context: StepContext,
         routing: Routing,
         shard_selector: ShardSelector,
-        reject: Callable[[ShardWindow, InflightUnit, ZiplogError], None],
+        reject: Callable[[ShardWindow, InflightUnit], None],
     ) -> None:
         self._context: Final = context
         self._routing: Final = routing
@@ -70,8 +69,7 @@ class Copies:
             if unit.message.seq not in window.inflight or must_not_send(unit, route):
                 continue
             if context.now >= unit.retransmit_at:
-                if unit.pending_error is not None:
-                    self._reject(window, unit, unit.pending_error)
+                if unit.pending_error is not None and self._end_misfit(window, unit):
                     continue
                 if allowance <= 0:
                     context.set_timer(context.now + window.retransmit_timeout.ns // 4)
@@ -80,6 +78,22 @@ class Copies:
                     allowance -= len(unit.message.body)
                     self._retransmit(window, unit, route)
             context.set_timer(unit.retransmit_at)
+
+    def _end_misfit(self, window: ShardWindow, unit: InflightUnit) -> bool:
+        """Reject a unit that does not fit, at the right time.
+
+        Returns False if another unit of its call may be placed. Then both are retransmitted: the
+        primary refuses the units that follow a refused one.
+        """
+        now, at = self._context.now, window.rejected_at(unit)
+        if at == NEVER:
+            unit.may_be_queued = False
+            return False
+        if now >= at:
+            self._reject(window, unit)
+        else:
+            self._context.set_timer(min(at, now + window.retransmit_timeout.ns // 4))
+        return True
 
     def _is_overdue(self, window: ShardWindow, unit: InflightUnit) -> bool:
         """Whether a unit that is due is also overdue; if not, postpone it."""

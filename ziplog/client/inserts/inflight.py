@@ -384,6 +384,18 @@ class ShardWindow:
         sent = call.group or call
         return [unit for unit in self.inflight.values() if unit.call is sent]
 
+    def rejected_at(self, unit: InflightUnit) -> int:
+        """Return from when on no server places a misfit, or another unit of its call.
+
+        `NEVER`: not all of them are refused. A server that holds a later unit places it once this
+        client has given up those before it.
+        """
+        units = self.units_of(unit.call) if unit.call is not None else [unit]
+        missing = [each for each in units if not each.is_absent]
+        if any(each.pending_error is None for each in missing):
+            return NEVER
+        return max((each.retransmit_at for each in missing), default=0)
+
     def check(self, max_units: int) -> None:
         """Assert the invariant, and that all seqs are within `max_units` of the lowest one."""
         seqs = list(self.inflight)

@@ -300,23 +300,25 @@ class Inserts:
         if unit.acks or (is_too_large and 0 not in unit.too_large):
             self._context.set_timer(unit.retransmit_soon(now))
             return
-        error = insert_errors.misfit_error(unit, refused.code, self._routing)
-        if len(unit.too_large) == unit.replicas if is_too_large else unit.copies == 1:
-            self._reject(window, unit, error)
-        else:
-            unit.pending_error = error
-            unit.retransmit_at = now + window.retransmit_timeout.ns
-            self._context.set_timer(unit.retransmit_at)
+        unit.pending_error = insert_errors.misfit_error(unit, refused.code, self._routing)
+        is_final = len(unit.too_large) == unit.replicas if is_too_large else unit.copies == 1
+        unit.retransmit_at = now if is_final else now + window.retransmit_timeout.ns
+        self._context.set_timer(unit.retransmit_at)
+        if now >= window.rejected_at(unit):
+            self._reject(window, unit)
 
-    def _reject(self, window: ShardWindow, unit: InflightUnit, error: ZiplogError) -> None:
-        self._abandon(window, unit)
+    def _reject(self, window: ShardWindow, unit: InflightUnit) -> None:
+        """Fail the call of a unit that does not fit, with the error of its first such unit."""
+        units = window.units_of(unit.call) if unit.call is not None else [unit]
+        for each in units:
+            self._abandon(window, each)
         if isinstance(unit.call, InsertGroup):
             # The error may be about one of them.
             for call in unit.call.dissolve():
                 call.is_single = False
                 self._assign(call, window.shard)
         elif unit.call is not None:
-            self._fail(unit.call, error)
+            self._fail(unit.call, next(each.pending_error for each in units if each.pending_error))
         self.sender.fill(window)
 
     def _on_expired(self, window: ShardWindow, unit: InflightUnit, refused: Refused) -> None:
@@ -383,10 +385,7 @@ class Inserts:
         return True
 
     def _reroute_group(self, window: ShardWindow, group: InsertGroup) -> bool:
-        """Assign the calls of a group again, each by itself, if any of them may change its shard.
-
-        Returns False if the group stays as it is.
-        """
+        """Assign each call of a group again if any may change its shard; return whether."""
         (unit,) = window.units_of(group)
         if not unit.is_absent:
             return False

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tests.unit.ziplog.client.fakes import S, ack, connected, learn, pinned, refused, sent
+from tests.unit.ziplog.client.fakes import (
+    ClientHarness,
+    S,
+    ack,
+    connected,
+    learn,
+    pinned,
+    refused,
+    resolve,
+    sent,
+)
 from ziplog.client.common.requests import InsertRequest
+from ziplog.client.inserts.insert_calls import UNIT_RECORDS
 from ziplog.core.view import NO_DIGEST, Lease, Member
-from ziplog.errors import RecordTooLargeError
+from ziplog.errors import NoSuchRecordError, OutcomeUnknownError, RecordTooLargeError
 from ziplog.types import RID_GENESIS, RecordId
+
+if TYPE_CHECKING:
+    from ziplog import wire
 
 
 def test_unit_that_no_epoch_can_hold_fails_with_both_numbers() -> None:
@@ -26,6 +42,64 @@ def test_unit_that_no_epoch_can_hold_fails_with_both_numbers() -> None:
     assert (error.size, error.limit, error.what) == (5, 4, "unit")
     assert str(error).startswith("5 records are placed together, but an epoch has 4 positions of")
     assert str(error).endswith("insert fewer records in one call")
+
+
+def call_of_two_units(harness: ClientHarness) -> tuple[int, wire.Insert, wire.Insert]:
+    call = harness.insert(*[b"x"] * (UNIT_RECORDS + 1), after=RecordId(5, 0))
+    first, second = sent(harness)
+    return call, first, second
+
+
+def test_call_with_a_later_unit_that_a_server_holds_does_not_fail_as_too_large() -> None:
+    """Servers place the later unit once the client has given up the one before it."""
+    harness = connected(pinned)
+    call, first, second = call_of_two_units(harness)
+    harness.give(refused(first, 0, "too-large"), refused(first, 1, "too-large"))
+    harness.give(ack(second, 1, [9]))
+    harness.pass_time(11 * S)
+    error = harness.answers[call]
+    assert isinstance(error, OutcomeUnknownError)
+    asked = resolve(harness, error)
+    harness.pass_time(1 * S)
+    again = sent(harness)[-1]
+    assert again.seq == second.seq
+    harness.give(ack(again, 0, [9]), ack(again, 1, [9], confirmed=True))
+    assert harness.answers[asked] == [*[None] * UNIT_RECORDS, RecordId(9, 0)]
+
+
+def test_error_of_a_later_unit_lists_the_records_of_the_earlier_one() -> None:
+    harness = connected(pinned)
+    call, first, second = call_of_two_units(harness)
+    harness.give(refused(second, 0, "too-large"), refused(second, 1, "too-large"))
+    assert call not in harness.answers, "the first unit may be placed"
+    gsns = list(range(6, 6 + UNIT_RECORDS))
+    harness.give(ack(first, 0, gsns), ack(first, 1, gsns))
+    harness.pass_time(1 * S)
+    error = harness.answers[call]
+    assert isinstance(error, RecordTooLargeError)
+    assert error.results == [*(RecordId(gsn, 0) for gsn in gsns), None]
+
+
+def test_units_that_are_refused_together_fail_their_call_at_once() -> None:
+    harness = connected(pinned)
+    call, first, second = call_of_two_units(harness)
+    harness.give(refused(first, 0, "no-such-position"), refused(second, 0, "no-such-position"))
+    assert isinstance(harness.answers[call], NoSuchRecordError)
+    harness.pass_time(10 * S)
+    assert not sent(harness)
+
+
+def test_call_ends_if_the_refusal_of_a_later_unit_was_lost() -> None:
+    """The primary refuses it together with the unit before it, which it gets again."""
+    harness = connected(pinned)
+    call, first, _lost = call_of_two_units(harness)
+    harness.give(refused(first, 0, "no-such-position"))
+    harness.pass_time(2 * S)
+    assert call not in harness.answers
+    newest = {insert.seq: insert for insert in sent(harness)}
+    harness.give(*(refused(newest[seq], 0, "no-such-position") for seq in (1, 2)))
+    harness.pass_time(5 * S)
+    assert isinstance(harness.answers[call], NoSuchRecordError)
 
 
 @pytest.mark.parametrize("server", [0, 1])

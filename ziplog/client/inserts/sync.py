@@ -3,8 +3,9 @@
     primaries asked --durable beyond our last record--> shard done; all shards done --> completed
 
 Rules: the client asks each shard's primary again, with a growing backoff, and at once after a view
-change. Durable records stay durable, so a reply of any view counts. A lost record fails one call,
-and another one if an insert returns it after that.
+change. Durable records stay durable, so a reply of any view counts, for later calls too. A lost
+record fails one call, and another one if an insert returns it after that. A shard that is over,
+whose servers may be gone, is not waited for: all its records are trimmed.
 
 Invariant: a pending call has an open request.
 """
@@ -19,7 +20,7 @@ from ziplog.client.common.pending_requests import PendingRequest, PendingRequest
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import DeadlineError, NoSuchRecordError
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import Sync
+from ziplog.wire import LeaseQuery, Sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
     from ziplog.client.inserts.inflight import ShardWindow
-    from ziplog.wire import Refused, Synced
+    from ziplog.wire import LeaseHistory, Refused, Synced
 
 _MIN_BACKOFF_NS: Final = 20 * NS_PER_MS
+#: The recovery of a shard that is over begins when the first of its servers stops.
+_MAY_BE_OVER: Final = frozenset({"finalized", "recovering"})
 
 
 class PendingSync(PendingRequest, kw_only=True):
@@ -55,7 +58,7 @@ class Syncs(PendingRequests[PendingSync]):
         self._windows: Final = windows
 
     @property
-    def _unsynced(self) -> list[RecordId]:
+    def _last_records(self) -> list[RecordId]:
         """The last record of this client at each shard, in each view since its last `sync`.
 
         Servers lose the end of a view: if its last record is durable, all are.
@@ -65,6 +68,11 @@ class Syncs(PendingRequests[PendingSync]):
             for shard, window in self._windows.items()
             for gsn in window.highest_gsns.values()
         ]
+
+    def _is_synced(self, rid: RecordId) -> bool:
+        """Whether an earlier call found a record on stable storage."""
+        window = self._windows.get(rid.shard)
+        return window is not None and rid.gsn in window.synced_gsns
 
     def _forget_synced(self, rid: RecordId) -> None:
         """Forget the records that are known to be on stable storage, except the last of them.
@@ -94,11 +102,13 @@ class Syncs(PendingRequests[PendingSync]):
 
     def start(self, call: int, request: SyncRequest) -> None:
         """Start a call."""
-        unsynced = list({*self._unsynced, *request.others})
+        records = {*self._last_records, *request.others}
+        last = max(records, default=RID_GENESIS)
+        unsynced = [rid for rid in records if not self._is_synced(rid)]
         if not unsynced:
-            self._context.complete(call, RID_GENESIS)
+            self._context.complete(call, last)
             return
-        pending = PendingSync(call, request.deadline, last=max(unsynced))
+        pending = PendingSync(call, request.deadline, last=last)
         self._add(pending)
         pending.open = {self._add_number(pending): rid for rid in unsynced}
         self._send(pending)
@@ -117,12 +127,33 @@ class Syncs(PendingRequests[PendingSync]):
         rid = pending.open.get(synced.request) if pending is not None else None
         if pending is None or rid is None:
             return
-        if synced.shard != rid.shard or synced.durable <= rid.gsn:
-            return
-        del pending.open[synced.request]
-        self._forget_synced(rid)
+        if synced.shard == rid.shard and synced.durable > rid.gsn:
+            self._settle(pending, synced.request)
+
+    def _settle(self, pending: PendingSync, number: int) -> None:
+        """Note that the record of a request needs no further wait; complete the last one's call."""
+        self._forget_synced(pending.open.pop(number))
         if not pending.open:
             self._finish(pending, pending.last)
+
+    def _retry(self, pending: PendingSync) -> None:
+        """Send a request again; ask the service about shards that may be over."""
+        super()._retry(pending)
+        routing, membership = self._routing, self._membership
+        if membership.is_open(pending.service_request) or all(
+            routing.state(rid.shard) not in _MAY_BE_OVER for rid in pending.open.values()
+        ):
+            return
+        gsn = routing.lease.base if routing.lease is not None else 1
+
+        def on_history(history: LeaseHistory) -> None:
+            over = [n for n, rid in pending.open.items() if rid.shard in history.over]
+            for number in over:
+                self._settle(pending, number)
+
+        pending.service_request = membership.send_request(
+            lambda cluster, request: LeaseQuery(cluster, request, gsn), on_history
+        )
 
     def _on_refusal(self, pending: PendingSync, refused: Refused) -> None:
         """Handle a refusal: the record is lost, or the view has changed."""

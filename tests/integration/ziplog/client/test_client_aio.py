@@ -201,6 +201,8 @@ def test_sync(cluster: ServedCluster) -> None:
         rids = await log.insert_many([b"x", b"y"])
         assert await log.sync() == rids[-1]
         cluster.silent.add(wire.Sync)
+        assert await log.sync(timeout=0.05) == rids[-1], "nothing was inserted since"
+        await log.insert_after(b"z")
         with pytest.raises(ziplog.DeadlineError):
             await log.sync(timeout=0.05)
 

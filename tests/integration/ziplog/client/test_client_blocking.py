@@ -260,6 +260,8 @@ def test_sync(cluster: ServedCluster, log: ziplog.Log) -> None:
     rids = log.insert_many([b"x", b"y"])
     assert log.sync() == rids[-1]
     cluster.silent.add(wire.Sync)
+    assert log.sync(timeout=0.05) == rids[-1], "nothing was inserted since"
+    log.insert_after(b"z")
     with pytest.raises(ziplog.DeadlineError):
         log.sync(timeout=0.05)
 

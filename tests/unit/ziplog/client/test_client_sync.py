@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
+
 from tests.unit.ziplog.client.fakes import (
     CLUSTER,
     MS,
@@ -12,7 +15,9 @@ from tests.unit.ziplog.client.fakes import (
     ack,
     connected,
     learn,
+    lease,
     pinned,
+    placement,
     resolve,
     sent,
 )
@@ -20,6 +25,7 @@ from tests.unit.ziplog.client.test_client_recovery import located, with_pending_
 from ziplog import wire
 from ziplog.client.common.requests import SyncRequest
 from ziplog.client.inserts.insert_calls import UNIT_RECORDS
+from ziplog.core.view import run_of
 from ziplog.errors import DeadlineError, NoSuchRecordError, OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
 
@@ -62,6 +68,38 @@ def test_sync_waits_for_all_shards_where_this_client_has_records() -> None:
     harness.pass_time(25 * MS)
     assert {name for name, _ in harness.take(wire.Sync)} == {"s0r0:1"}
     harness.give(synced(first, 4))
+    assert harness.answers[call] == RecordId(8, 1)
+
+
+def test_sync_asks_no_shard_about_a_record_that_an_earlier_one_found_stable() -> None:
+    """The servers of a shard that is over may be gone."""
+    harness = with_records()
+    call = harness.call(SyncRequest(harness.until()))
+    first, second = (message for _, message in harness.take(wire.Sync))
+    harness.give(synced(first, first.gsn + 1), synced(second, second.gsn + 1))
+    assert harness.answers[call] == RecordId(8, 1)
+    call = harness.call(SyncRequest(harness.until()))
+    assert harness.answers[call] == RecordId(8, 1)
+    assert not harness.take(wire.Sync)
+
+
+@pytest.mark.parametrize("state", ["finalized", "recovering"])
+def test_sync_does_not_wait_for_a_shard_that_is_over(state: Any) -> None:
+    """Its recovery began when the first of its servers was stopped."""
+    harness = with_records()
+    learn(harness, state=state)
+    call = harness.call(SyncRequest(harness.until()))
+    second = next(m for _, m in harness.take(wire.Sync) if m.shard == 1)
+    harness.give(synced(second, 9))
+    harness.pass_time(25 * MS)
+    (query,) = (m for _, m in harness.take(wire.LeaseQuery))
+    known = [placement(0, state=state), placement(1)]
+    answer = wire.LeaseHistory(CLUSTER, query.request, [run_of(lease())], known, 0)
+    harness.give(answer)
+    assert call not in harness.answers, "its servers still have records"
+    harness.pass_time(1 * S)
+    query = next(m for _, m in harness.take(wire.LeaseQuery))
+    harness.give(replace(answer, request=query.request, over=[0]))
     assert harness.answers[call] == RecordId(8, 1)
 
 

@@ -5,9 +5,10 @@ is completed; then it hands the role to a waiting thread. Other threads put thei
 `_incoming`, wake the driver, and wait for a result or for the role. A background thread drives
 futures when no caller does; another one steps the engine while the client owns cursors.
 
-Rules: only the driver touches the engine. Callbacks of futures never run in the driver role. Signal
-handlers run between two steps (`signals`). The main thread leaves its futures to other threads, so
-they need no shield. In a forked child every call raises ClosedError.
+Rules: only the driver touches the engine. Neither callbacks of futures nor signal handlers run in
+the driver role; handlers run between two steps (`signals`), while other threads may drive. The main
+thread leaves its futures to other threads, so they need no shield. In a forked child every call
+raises ClosedError.
 
 Invariant: while a call is pending, a thread drives or was handed the role.
 """
@@ -74,8 +75,6 @@ class BlockingEngine:
         self._main: Final = threading.main_thread().ident
         #: The queue that the main thread waits on while it does not drive.
         self._main_signal: SimpleQueue[None] | None = None
-        #: The driver thread while it runs signal handlers between two steps; 0: none.
-        self._paused = 0
         #: Resolves the unknown outcome of an insert: (its error, time-out in seconds).
         self.resolve: Callable[[OutcomeUnknownError, float | None], Any] | None = None
         #: Called with the result of a call that a signal handler ended before it was cancelled.
@@ -143,11 +142,12 @@ class BlockingEngine:
                     self._drive(ticket)
                 finally:
                     self._role.release()
-            elif self._paused == threading.get_ident():
-                self._drive_in_handler(ticket, number, request)
             else:
                 self._role.refuse_holder()
-                self._wait_or_drive(ticket, number, request)
+                self._incoming.append((number, request, None))
+                self.engine.transport.wake()
+            if not ticket.done:
+                self._wait_or_drive(ticket)
         finally:
             if not ticket.done:
                 self._abandon(number)
@@ -155,17 +155,7 @@ class BlockingEngine:
                 self._hand_over_role()
         return ticket.result
 
-    def _drive_in_handler(self, ticket: Ticket, number: int, request: Request) -> None:
-        """Drive below the call that has the role and runs a signal handler between two steps."""
-        self.check_open()
-        paused, self._paused = self._paused, 0
-        try:
-            self.engine.submit(number, request)
-            self._drive(ticket)
-        finally:
-            self._paused = paused
-
-    def _wait_or_drive(self, ticket: Ticket, number: int, request: Request) -> None:
+    def _wait_or_drive(self, ticket: Ticket) -> None:
         """Wait for the driver to complete the call; take the role if it becomes free."""
         signals: SimpleQueue[None] = SimpleQueue()
         ticket.signal = signals
@@ -174,22 +164,29 @@ class BlockingEngine:
             self._main_signal = signals
         self._waiting_threads.append(ticket)
         try:
-            self._incoming.append((number, request, None))
-            self.engine.transport.wake()
             while not ticket.done:
+                if is_main and SHIELD.noted:
+                    self._run_handlers(ticket)
                 if self._role.acquire():
                     try:
                         self._drive(ticket)
                     finally:
                         self._role.release()
-                    return
-                with contextlib.suppress(Empty):
-                    signals.get(timeout=_POLL_S)
-                if SHIELD.noted and not ticket.done:
-                    SHIELD.run(self)
+                else:
+                    with contextlib.suppress(Empty):
+                        signals.get(timeout=_POLL_S)
         finally:
             self._main_signal = former if is_main else self._main_signal
             self._waiting_threads.remove(ticket)
+
+    def _run_handlers(self, ticket: Ticket) -> None:
+        """Run signal handlers, which may use this client; other threads drive meanwhile."""
+        self._waiting_threads.remove(ticket)
+        self._hand_over_role()
+        try:
+            SHIELD.run(self)
+        finally:
+            self._waiting_threads.append(ticket)
 
     def _abandon(self, number: int) -> None:
         """Cancel a call."""
@@ -228,7 +225,10 @@ class BlockingEngine:
             raise ClosedError
 
     def _drive(self, ticket: Ticket | Idle) -> None:
-        """Step the engine until the ticket is done. The caller has the role."""
+        """Step the engine until the ticket is done, or signal handlers are due.
+
+        The caller has the role.
+        """
         engine, incoming, noted = self.engine, self._incoming, SHIELD.noted
         collected = self.owners.collected
         handle, receive = engine.handle, engine.transport.receive
@@ -241,26 +241,20 @@ class BlockingEngine:
             if incoming or collected:
                 self._submit_incoming()
             timeout_ns = engine.end_batch()
-            if noted and not ticket.done:
-                self._run_handlers()
+            is_interrupted = noted and threading.get_ident() == self._main
+            if incoming or is_interrupted:
                 timeout_ns = 0
-            received = None if ticket.done else wait_and_receive(0 if incoming else timeout_ns)
+            received = None if ticket.done else wait_and_receive(timeout_ns)
             left = _BATCH
             while received is not None:
                 handle(*received)
                 left -= 1
                 received = receive() if left and not ticket.done else None
+            if is_interrupted:
+                break  # The handlers run without the role.
         if engine.core.is_batch_open:
             # The next driver may be late: a callback of this thread runs, and inserts wait.
             engine.end_batch()
-
-    def _run_handlers(self) -> None:
-        """Run signal handlers, which may call this client, or close it."""
-        former, self._paused = self._paused, threading.get_ident()
-        try:
-            SHIELD.run(self)
-        finally:
-            self._paused = former
 
     def _submit_incoming(self) -> None:
         while self._incoming:
@@ -378,8 +372,7 @@ class BlockingEngine:
 
     def close(self) -> None:
         """Fail the pending calls and close the engine. Idempotent; from any thread."""
-        if self._paused != threading.get_ident():
-            self._role.refuse_holder()
+        self._role.refuse_holder()
         self._is_closed = True
         if not self.owners.is_in_child:
             self.shielded(self._close)
@@ -388,8 +381,7 @@ class BlockingEngine:
 
     def _close(self) -> None:
         self.engine.transport.wake()
-        in_handler = self._paused == threading.get_ident()
-        with contextlib.nullcontext() if in_handler else self._role:
+        with self._role:
             self._fail_all()
             self.engine.close()
 

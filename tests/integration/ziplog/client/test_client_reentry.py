@@ -1,16 +1,18 @@
-"""Calls of a blocking client from code that one of its calls runs: policies and callbacks."""
+"""Calls of a blocking client from code that its calls run: policies, callbacks, signal handlers."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 import ziplog
 from tests.unit.ziplog.client.served import ServedCluster
+from tests.waiting import wait_until
 from ziplog import RecordId
-from ziplog.client.engines import blocking_engine
+from ziplog.client.engines import blocking_engine, pending_futures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +35,8 @@ def _log(cluster: ServedCluster) -> Iterator[ziplog.Log]:
 @pytest.fixture(autouse=True)
 def _no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make polling so rare that a waiting thread must be handed the driver role."""
-    monkeypatch.setattr(blocking_engine, "_POLL_S", 3600.0)
+    for module in (blocking_engine, pending_futures):
+        monkeypatch.setattr(module, "_POLL_S", 3600.0)
 
 
 @pytest.mark.parametrize("name", ["check_tail", "close"])
@@ -74,3 +77,31 @@ def test_a_callback_that_waits_holds_up_no_insert(log: ziplog.Log, cluster: Serv
     futures = [log.insert_nowait(b"%d" % number) for number in range(60)]
     futures[-1].add_done_callback(insert_and_wait)
     sent.result(10)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("call", ["flush", "result"])
+def test_signal_handler_may_wait_for_inserts(log: ziplog.Log, call: str, *, is_alone: bool) -> None:
+    """The interrupted call waits, for its result or for another thread, which then leaves."""
+    done: list[RecordId] = []
+
+    def insert(*_: object) -> None:
+        if not is_alone:
+            wait_until(lambda: not log._engine._role.locked(), "the other thread has left")
+        future = log.insert_nowait(b"x")
+        if call == "flush":
+            log.flush(10)
+        done.append(future.result(10))
+
+    following, other = log.subscribe(), log.subscribe()
+    former = signal.signal(signal.SIGALRM, insert)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            if not is_alone:
+                pool.submit(other.fetch, timeout=0.3)
+                wait_until(log._engine._role.locked, "the other thread drives")
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            (record,) = following.fetch(timeout=20)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert [record.rid] == done

@@ -105,7 +105,7 @@ class AsyncioEngine:
 
         Raises:
             ClosedError: the client is closed, or this is a forked child of its process.
-            RuntimeError: another event loop than the client's runs in this thread.
+            RuntimeError: the client's event loop runs in another thread, or another one in this.
 
         """
         if self._is_closed:
@@ -115,6 +115,11 @@ class AsyncioEngine:
         try:
             is_other = asyncio.get_running_loop() is not self._loop
         except RuntimeError:
+            if self._loop.is_running():
+                raise RuntimeError(
+                    "an asyncio client belongs to the thread of its event loop, and another thread"
+                    " called it: use `asyncio.run_coroutine_threadsafe`, or a blocking client"
+                ) from None
             return  # No loop runs: the result is awaited later.
         if is_other:
             raise RuntimeError(

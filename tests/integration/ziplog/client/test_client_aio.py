@@ -57,7 +57,7 @@ def test_all_operations(cluster: ServedCluster) -> None:
     run(cluster, body)
 
 
-def test_a_call_in_another_event_loop_is_refused_and_inserts_nothing(
+def test_a_call_in_another_event_loop_or_thread_is_refused_and_inserts_nothing(
     cluster: ServedCluster,
 ) -> None:
     async def elsewhere(log: ziplog.aio.AsyncLog) -> None:
@@ -69,6 +69,8 @@ def test_a_call_in_another_event_loop_is_refused_and_inserts_nothing(
 
     async def body(log: ziplog.aio.AsyncLog) -> None:
         await asyncio.to_thread(lambda: asyncio.run(elsewhere(log)))
+        with pytest.raises(RuntimeError, match="another thread called it"):
+            await asyncio.to_thread(log.insert_nowait, b"lost")
         await log.insert_after(b"kept")
         assert [record.payload async for record in log.subscribe(follow=False)] == [b"kept"]
 

@@ -46,8 +46,8 @@ class LagFix:
         #: Earliest time of the next hint, and the time at which a delayed hint is due.
         self._next_hint_at = -(2**62)
         self.due = NEVER
-        #: Number of appended records since the last hint, or since none was needed.
-        self._appended = 0
+        #: An append was placed since the last hint.
+        self._is_append_ahead = False
 
     def on_lease_announced(self, placements: Iterable[Placement]) -> None:
         """Update the members and their servers after an announcement."""
@@ -71,28 +71,26 @@ class LagFix:
         """Record a received hint: its sender has filled this position."""
         self._highest_known = max(self._highest_known, gsn)
 
-    def on_append(self, records: int) -> None:
+    def on_append(self) -> None:
         """Record that an append was placed: its client waits for the other shards."""
-        self._appended += records
+        self._is_append_ahead = True
 
     def on_batch_end(self, now: int, *, is_followed: bool) -> None:
         """Send a hint to the others if this shard is ahead and has readers.
 
-        `is_followed`: its readers wait for each record, not only for those of appends. For those, a
-        hint saves a message delay. Several at once get none: their clients' questions are shared,
-        and hints would cost the servers more than that.
+        `is_followed`: its readers wait for each record, not only for those of appends.
         """
         if not self._others:
             return
         state, last = self._state, self._state.stream.last_record
-        is_needed = (is_followed or self._appended == 1) and state.has_readers(now)
+        is_needed = (is_followed or self._is_append_ahead) and state.has_readers(now)
         if last <= self._highest_known or not is_needed:
-            self.due, self._appended = NEVER, 0
+            self.due, self._is_append_ahead = NEVER, False
             return
         if now < self._next_hint_at:
             self.due = self._next_hint_at
             return
-        self._highest_known, self.due, self._appended = last, NEVER, 0
+        self._highest_known, self.due, self._is_append_ahead = last, NEVER, False
         self._next_hint_at = now + self._interval_ns
         for other in self._others:
             if other not in self._connected:

@@ -211,7 +211,7 @@ class Primary:
         if unit.sealed:
             state.raise_awaited(unit.client, gsns[-1])
             self._forwards.hasten()
-            self._lag_fix.on_append(unit.count)
+            self._lag_fix.on_append()
         if unit.count > 1:
             state.sessions.schedule_packing(unit)
 

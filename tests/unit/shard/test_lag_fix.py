@@ -46,10 +46,10 @@ def replica(world: World, name: str) -> Replica:
     return node
 
 
-def put(world: World, *seqs: int, shard: int = 0, count: int = 1, sealed: bool = False) -> None:
+def put(world: World, *seqs: int, shard: int = 0, count: int = 1) -> None:
     for seq in seqs:
         for name in shard_names(shard, 1):
-            world.send("c", name, replace(insert(seq, shard=shard, count=count), sealed=sealed))
+            world.send("c", name, insert(seq, shard=shard, count=count))
     world.run(100 * US)
 
 
@@ -119,31 +119,6 @@ def test_no_hints_are_sent_without_readers() -> None:
     world = calm_world()
     put(world, 1, 2)
     assert hints(world) == []
-
-
-def test_only_an_append_by_itself_brings_a_hint_to_readers_of_frontiers() -> None:
-    world = calm_world()
-    replica(world, FIRST).state.last_want = world.now
-    put(world, 1)
-    assert hints(world) == [], "an insert"
-    put(world, 2, sealed=True)
-    assert [gsn for _, _, gsn in hints(world)] == [3]
-    world.run(1 * MS)
-    put(world, 3, count=2, sealed=True)
-    put(world, 4, 5, sealed=True)
-    assert len(hints(world)) == 1, "several appends at once"
-    world.run(1 * MS)
-    put(world, 6, sealed=True)
-    assert len(hints(world)) == 2
-
-
-def test_no_hint_is_due_once_a_second_append_has_arrived() -> None:
-    world = calm_world()
-    replica(world, FIRST).state.last_want = world.now
-    for seq in (1, 2, 3):
-        put(world, seq, sealed=True)
-    world.run(1 * MS)
-    assert [gsn for _, _, gsn in hints(world)] == [1]
 
 
 def test_hints_are_at_least_half_a_millisecond_apart() -> None:

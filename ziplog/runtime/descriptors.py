@@ -79,6 +79,14 @@ def descriptor_limit() -> int:
     return _MAX_USEFUL if soft == resource.RLIM_INFINITY else soft
 
 
+def open_descriptors() -> int:
+    """Return the number of open descriptors of this process."""
+    try:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - without objects for the paths
+    except OSError:  # None is left for the list.
+        return descriptor_limit()
+
+
 def require(count: int, what: str) -> None:
     """Check that this process can open `count` more descriptors now.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import select
 import socket
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime import local_socket
-from ziplog.runtime.descriptors import AcceptPause, Reserve, descriptor_limit
+from ziplog.runtime.descriptors import AcceptPause, Reserve, open_descriptors
 from ziplog.segments.entry import SCARCE
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Listener:
     def check(self, connections: Iterable[Connection], now: int) -> list[Connection]:
         """Return the connections to close so that enough descriptors are free."""
         self._pause.end_if_due(self._socket, now)
-        chosen = self._reserve.choose(connections, _open_descriptors(), now)
+        chosen = self._reserve.choose(connections, open_descriptors(), now)
         # Without connections to close, the system would refuse the next one, too.
         self._set_refused(self._is_unchecked and not chosen)
         self._is_unchecked = False
@@ -206,11 +205,3 @@ def _listen(endpoint: str) -> socket.socket:
         allowed = f"'host:port' of this machine ({error.strerror or error})"
         raise ConfigError("bind", endpoint, allowed) from error
     return listening
-
-
-def _open_descriptors() -> int:
-    """Return the number of open descriptors of this process."""
-    try:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - without objects for the paths
-    except OSError:  # None is left for the list.
-        return descriptor_limit()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ziplog.core.units import NS_PER_S
 from ziplog.runtime.clock import now_ns
+from ziplog.runtime.descriptors import open_descriptors
 from ziplog.version import FILES, version
 from ziplog.wire import Durations, Metrics, Value
 from ziplog.wire.metrics import MAX_DURATIONS, MAX_VALUES
@@ -78,8 +79,6 @@ class Reporter:
 
     def _process(self) -> list[Value]:
         used = os.times()
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - quick
-            resident = int(file.read().split()[1]) * _PAGE_BYTES
         python = ".".join(map(str, sys.version_info[:3]))
         wire = "-".join(map(str, sorted(set(VERSIONS))))
         versions = {"version": version(), "wire": wire, "files": str(FILES), "python": python}
@@ -88,8 +87,8 @@ class Reporter:
             Value("ziplog_start_time_seconds", self._started_at),
             Value("process_cpu_seconds_total", used.user + used.system),
             Value("ziplog_loop_busy_seconds_total", time.thread_time()),
-            Value("process_resident_memory_bytes", resident),
-            Value("process_open_fds", len(os.listdir("/proc/self/fd"))),  # noqa: PTH208 - quick
+            *_resident_memory(),
+            Value("process_open_fds", open_descriptors()),
         ]
 
     def _connections(self) -> list[Value]:
@@ -127,3 +126,13 @@ class Reporter:
                 for reason, count in dropped.items()
             ),
         ]
+
+
+def _resident_memory() -> list[Value]:
+    """Return the resident memory; nothing if no descriptor is left to read it with."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - quick
+            pages = int(file.read().split()[1])
+    except OSError:
+        return []
+    return [Value("process_resident_memory_bytes", pages * _PAGE_BYTES)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.ziplog.driver_world import World
 from ziplog.monitor.catalogue import CATALOGUE
+from ziplog.runtime import descriptors
 from ziplog.runtime.metrics import Reporter
 from ziplog.runtime.transport import Transport
 
@@ -60,3 +64,21 @@ def test_each_dropped_frame_has_one_reason(transport: Transport) -> None:
     reasons = {"queue": 6, "unknown-peer": 4, "overload": 3, "malformed": 5, "version": 2}
     dropped = {key[1]: value for key, value in values.items() if "dropped" in key[0]}
     assert dropped == reasons
+
+
+def test_a_process_without_a_free_descriptor_reports_how_many_it_has(
+    transport: Transport,
+) -> None:
+    world = World()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        limit = descriptors.open_descriptors() + 5
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.callback(os.close, os.dup(2))
+        values = reported(transport, world)
+    assert values["process_open_fds",] == limit
+    assert ("process_resident_memory_bytes",) not in values
+    assert ("process_resident_memory_bytes",) in reported(transport, world)

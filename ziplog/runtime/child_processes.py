@@ -110,4 +110,13 @@ class _Starter:
 
 
 _Started = Future[subprocess.Popen[bytes]]
-_starter: Final = _Starter()
+_starter = _Starter()
+
+
+def _on_fork() -> None:
+    """Give a forked child a starter of its own: threads are not forked."""
+    global _starter  # noqa: PLW0603 - a process has one
+    _starter = _Starter()
+
+
+os.register_at_fork(after_in_child=_on_fork)

@@ -17,6 +17,7 @@ import os
 import resource
 import socket
 import struct
+import threading
 from typing import TYPE_CHECKING, Final
 
 from ziplog import event_log
@@ -24,7 +25,6 @@ from ziplog.core.units import NS_PER_S
 from ziplog.errors import UnavailableError
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable
 
     from ziplog.runtime.connection import Connection
@@ -104,6 +104,25 @@ def require(count: int, what: str) -> None:
             os.close(fd)
 
 
+def require_threads(count: int, what: str) -> None:
+    """Check that this process can start `count` more threads now.
+
+    Raises:
+        UnavailableError: the system refuses some of them; `what` names the purpose.
+
+    """
+    ended = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=ended.wait, name="probe", daemon=True)
+            started.append(start_thread(thread, what))
+    finally:
+        ended.set()
+        for thread in started:
+            thread.join()
+
+
 def start_thread(thread: threading.Thread, what: str) -> threading.Thread:
     """Start a thread and return it.
 
@@ -121,11 +140,12 @@ def start_thread(thread: threading.Thread, what: str) -> threading.Thread:
     return thread
 
 
-def shortage_error(what: str, error: OSError) -> UnavailableError:
+def shortage_error(what: str, error: Exception) -> UnavailableError:
     """Return the error for `what`, for which the system refused a descriptor or memory."""
+    why = getattr(error, "strerror", None) or error
     return UnavailableError(
-        f"{what}: the system refuses it ({error.strerror or error}). Close connections or files of"
-        " this process, or raise its limit of open files (ulimit -n), and try again"
+        f"{what}: the system refuses it ({why}). Close connections or files of this process, or"
+        " raise its limit of open files (ulimit -n), and try again"
     )
 
 

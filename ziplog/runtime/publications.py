@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
@@ -33,8 +33,10 @@ _HEARTBEAT_MS: Final = 1_000
 _SILENT_MS: Final = 3_000
 _RETRY_MS: Final = 20
 _MAX_RETRY_MS: Final = 500
-#: Descriptors of a context with its first sockets.
+#: Descriptors of a context with its first sockets, and its threads. If the system refuses one of
+#: these threads, ZeroMQ ends the process.
 _OWN_DESCRIPTORS: Final = 16
+_OWN_THREADS: Final = 2
 
 
 class Publisher:
@@ -51,12 +53,11 @@ class Publisher:
 
         """
         what = f"cannot open a port for publications at {host}"
-        descriptors.require(_OWN_DESCRIPTORS, what)
+        self._context, self._socket = _open(zmq.PUB, _OWN_THREADS, what)
         try:
             address, listening = _listen(host)
-            self._context: Final = zmq.Context()
-            self._socket: Final = self._context.socket(zmq.PUB)
         except OSError as error:
+            self._context.destroy(linger=0)
             raise descriptors.shortage_error(what, error) from error
         for option, value in (
             (zmq.USE_FD, listening),
@@ -85,6 +86,26 @@ class Publisher:
         self._context.destroy(linger=0)
 
 
+def _open(kind: int, threads: int, what: str) -> tuple[zmq.Context[Any], zmq.Socket[Any]]:
+    """Return a new context with a socket, if the system has that many threads.
+
+    Raises:
+        UnavailableError: the system refuses descriptors or a thread.
+
+    """
+    descriptors.require(_OWN_DESCRIPTORS, what)
+    descriptors.require_threads(threads, what)
+    try:
+        context: zmq.Context[Any] = zmq.Context()
+        try:
+            return context, context.socket(kind)
+        except zmq.ZMQError:
+            context.term()
+            raise
+    except zmq.ZMQError as error:
+        raise descriptors.shortage_error(what, error) from error
+
+
 def _listen(host: str) -> tuple[str, int]:
     """Return the address and the descriptor of a socket that accepts connections of nodes."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
@@ -111,13 +132,8 @@ class Subscription:
 
         """
         what = f"cannot receive publications of {endpoint}"
-        descriptors.require(_OWN_DESCRIPTORS, what)
         self._name, self._on_frame = name, on_frame
-        try:
-            self._context: Final = zmq.Context()
-            self._socket: Final = self._context.socket(zmq.SUB)
-        except OSError as error:
-            raise descriptors.shortage_error(what, error) from error
+        self._context, self._socket = _open(zmq.SUB, _OWN_THREADS + 1, what)
         for option, value in (
             (zmq.TOS, descriptors.NODE_TOS),
             (zmq.RCVHWM, _MAX_QUEUED),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
+import resource
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -11,7 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from tests.forking import in_child
+from tests.logged_events import captured_events
 from tests.waiting import wait_until
+from ziplog.errors import UnavailableError
 from ziplog.runtime import descriptors
 from ziplog.runtime.publication_receiver import PublicationReceiver
 from ziplog.runtime.publications import Publisher
@@ -217,6 +223,36 @@ def test_a_receiver_without_a_thread_goes_without_publications(
     assert not received.frames
     received.receiver.receive_from(b"mms-0", publisher.endpoint)
     publish_until(publisher, b"later", received)
+
+
+@pytest.mark.parametrize("allowed", [1, 2])
+def test_a_process_survives_that_the_system_has_no_thread_for_zeromq(allowed: int) -> None:
+    def open_both() -> str:
+        """Return what a receiver logs, and the error of a publisher."""
+        if os.getuid() == 0:  # The limit does not hold for root.
+            os.setuid(54_321)
+        resource.setrlimit(resource.RLIMIT_NPROC, (allowed, allowed))
+        with captured_events() as events:
+            PublicationReceiver(print).receive_from(b"mms-0", "127.0.0.1:9")
+        with pytest.raises(UnavailableError) as refused:
+            Publisher(HOST)
+        return f"{events[0]['event']}; {refused.value}"
+
+    found = in_child(open_both)
+    assert found.startswith("no publications; cannot open a port for publications")
+    assert "the system refuses a thread" in found
+
+
+def test_what_zeromq_refuses_is_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", refuse)
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        Publisher(HOST)
+    with captured_events() as events:
+        PublicationReceiver(print).receive_from(b"mms-0", "127.0.0.1:9")
+    assert [event["event"] for event in events] == ["no publications"]
 
 
 def test_closing_ends_threads_and_connections(publisher: Publisher) -> None:

@@ -21,7 +21,7 @@ class MonitorService:
     def __init__(self, snapshots: Snapshots) -> None:
         """Prepare to serve `snapshots`."""
         self._snapshots: Final = snapshots
-        self._address: tuple[str, int] | None = None
+        self._address = ("", 0)
         self._server: Monitor | None = None
 
     @property
@@ -46,13 +46,28 @@ class MonitorService:
         if self._server is not None and address == self._address:
             self._server.token = token
             return
+        former = self._server
+        if former is not None and settings.port == self._address[1]:
+            self.stop()  # The system may refuse both at once: 0.0.0.0 contains all addresses.
         try:
-            server = Monitor(*address, self._snapshots, token)
-        except OSError as error:
-            where = f"{settings.host}:{settings.port}"
-            raise UnavailableError(f"cannot listen at {where}: {error.strerror}") from error
+            server = self._listen(address, token)
+        except UnavailableError:
+            if former is not None and self._server is None:
+                self._start(self._listen(self._address, former.token))
+            raise
         self.stop()
-        self._address, self._server = address, server
+        self._address = address
+        self._start(server)
+
+    def _listen(self, address: tuple[str, int], token: str) -> Monitor:
+        try:
+            return Monitor(*address, self._snapshots, token)
+        except OSError as error:
+            where = "{}:{}".format(*address)
+            raise UnavailableError(f"cannot listen at {where}: {error.strerror}") from error
+
+    def _start(self, server: Monitor) -> None:
+        self._server = server
         threading.Thread(target=server.serve_forever, name="monitor", daemon=True).start()
 
     def stop(self) -> None:

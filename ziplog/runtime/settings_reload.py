@@ -24,7 +24,7 @@ from ziplog import event_log
 from ziplog.config import load
 from ziplog.config_changes import changes, flatten, refuse
 from ziplog.core.units import NS_PER_S
-from ziplog.errors import ConfigError
+from ziplog.errors import ZiplogError
 from ziplog.runtime import log_level
 from ziplog.runtime.clock import now_ns
 from ziplog.runtime.descriptors import start_thread
@@ -154,7 +154,7 @@ class SettingsReload:
     def _try_reload(self) -> None:
         try:
             self._reload()
-        except ConfigError as error:
+        except ZiplogError as error:
             event_log.error("settings not changed", reason=str(error))
         except Exception:  # noqa: BLE001 - a bug must not end the thread
             event_log.exception("settings not changed")

@@ -2,7 +2,9 @@
 
 How long ago the log passed a position is known from the moments at which the monitor saw its end.
 For a cursor that was behind already when the monitor started, it reads the first record from the
-cursor's position on, at most eight of them in a round, and keeps its time.
+cursor's position on, and keeps its time: at most eight records, and for 3 s, in a round. Positions
+whose record did not come are read after all others, so a shard that recovers holds up no cursor of
+another.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
     from ziplog.client.blocking import Log
 
 _INTERVAL_S: Final = 2.0
-_CALL_S: Final = 2.0
+#: Time limit of a list: a service that is far away, or busy, may take seconds.
+_CALL_S: Final = 4.0
 #: Age of a list above which it is not served any more.
 _MAX_AGE_S: Final = 10.0
-#: Maximum number of records that are read in a round.
+#: Maximum number of records that are read in a round, and the time limit of all these reads. The
+#: next list comes before the last one is too old.
 _MAX_READS: Final = 8
+_READS_S: Final = 3.0
 
 
 class CursorPolls:
@@ -48,6 +53,8 @@ class CursorPolls:
         #: By position, of those that are older than the observations: when the first record from
         #: there on was inserted, in monotonic ns.
         self._inserted_at: dict[int, int] = {}
+        #: By position: when a read of that record last failed, in s.
+        self._failed_at: dict[int, float] = {}
         self._listed: tuple[float, Sequence[ListedCursor]] | None = None
         self._stopped: Final = threading.Event()
         self._thread: Final = threading.Thread(target=self._run, name="cursor polls", daemon=True)
@@ -86,7 +93,7 @@ class CursorPolls:
         infos = self._log.cursors(timeout=_CALL_S)
         tail = Tail(last, trim, self._times, now_ns())
         missing = {tail.first_missing(info) for info in infos if not is_member(info.name)}
-        self._read_first(sorted(position for position in missing if tail.is_older(position)))
+        self._read_first({position for position in missing if tail.is_older(position)})
         wall_s = time.time()
         listed = [
             ListedCursor(
@@ -98,23 +105,28 @@ class CursorPolls:
         ]
         self._listed = (time.monotonic(), listed)
 
-    def _read_first(self, positions: Sequence[int]) -> None:
+    def _read_first(self, positions: set[int]) -> None:
         """Read the first record from each position on, unless its time is known."""
         known = {one: at for one, at in self._inserted_at.items() if one in positions}
-        unknown = [one for one in positions if one not in known]
+        failed = {one: at for one, at in self._failed_at.items() if one in positions}
+        unknown = sorted(positions - known.keys(), key=lambda one: (failed.get(one, 0.0), one))
+        deadline = time.monotonic() + _READS_S
         for position in unknown[:_MAX_READS]:
-            if self._stopped.is_set():
+            left_s = deadline - time.monotonic()
+            if self._stopped.is_set() or left_s <= 0:
                 break
-            inserted_at = self._first_record_at(position)
+            inserted_at = self._first_record_at(position, left_s)
             if inserted_at is not None:
                 known[position] = inserted_at
-        self._inserted_at = known
+            else:
+                failed[position] = time.monotonic()
+        self._inserted_at, self._failed_at = known, failed
 
-    def _first_record_at(self, position: int) -> int | None:
+    def _first_record_at(self, position: int, limit_s: float) -> int | None:
         """Return when the first record from a position on was inserted; None: unknown."""
         try:
             with self._log.subscribe(RecordId(max(position, 1), 0), follow=False) as subscription:
-                found = subscription.fetch(1, _CALL_S)
+                found = subscription.fetch(1, limit_s)
         except ZiplogError:  # It is trimmed by now, or a shard recovers.
             return None
         if not found:

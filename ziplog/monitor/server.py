@@ -1,7 +1,7 @@
 """The monitor's HTTP server: /metrics, /status, /healthz and /readyz, from the last snapshot.
 
 Rules: GET and HEAD only; at most 32 connections, 8 KiB of head, 5 s a request. A snapshot is at
-most a second old while the cluster replies; `age_ms` gives its age.
+most a second old while the cluster replies at once; `age_ms` gives its age.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ziplog.wire import Metrics
 
 _INTERVAL_S: Final = 1.0
+#: Time limit of one reading: a service that is far away, or busy, may take over a second.
+_CALL_S: Final = 4.0
 #: Age of a snapshot above which the cluster counts as silent.
 _MAX_AGE_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 32
@@ -81,9 +83,9 @@ class Snapshots:
     def stop(self) -> None:
         """Stop to read."""
         self._stopped.set()
-        self._thread.join()
-        self._polls.stop()
         self._cursors.stop()
+        self._polls.stop()
+        self._thread.join()
 
     @property
     def age_s(self) -> float:
@@ -135,7 +137,7 @@ class Snapshots:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._document = document = self._log.cluster(timeout=_INTERVAL_S)
+                self._document = document = self._log.cluster(timeout=_CALL_S)
                 self._times.observe(document["epoch"], now_ns())
                 self._taken_at = time.monotonic()
             except ZiplogError as error:

@@ -125,7 +125,7 @@ class LeaseUpdates:
         held = state.clock.last
         if message.runs or message.after:
             state.has_gap = message.after > (held.number if held is not None else 0)
-        self.publications.on_lease_announced(route, message, has_leases=news)
+        self.publications.on_lease_announced(route, message, now, has_leases=news)
         update = LeaseUpdate(news)
         placement = next((p for p in message.placements if p.shard == state.shard), None)
         if placement is not None and state.clock.lease is not None:

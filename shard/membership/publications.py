@@ -10,10 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ziplog.core.node import ReceivePublications
+from ziplog.core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from shard.state.replica_state import ReplicaState
     from ziplog.wire import LeaseAnnounced
+
+#: Time after which a server without publications begins to receive them again: the system may have
+#: refused it what that needs.
+_REPEAT_NS: Final = 60 * NS_PER_S
 
 
 class Publications:
@@ -23,16 +28,20 @@ class Publications:
         self._state: Final = state
         #: The endpoint of each node of the service that publishes.
         self._endpoints: Final[dict[bytes, str]] = {}
+        #: Time from which on the effect is repeated if leases come otherwise.
+        self._repeat_at = 0
         #: Time at which the publication of the next lease is overdue, in ns; None: none is awaited.
         self.overdue_at: int | None = None
 
     def on_lease_announced(
-        self, route: bytes, message: LeaseAnnounced, *, has_leases: bool
+        self, route: bytes, message: LeaseAnnounced, now: int, *, has_leases: bool
     ) -> None:
         """Receive what the sender publishes; record whether the last lease was a publication."""
         state, publisher = self._state, message.publisher
-        if publisher and self._endpoints.get(route) != publisher:
+        is_silent = has_leases and not message.is_publication and now >= self._repeat_at
+        if publisher and (is_silent or self._endpoints.get(route) != publisher):
             self._endpoints[route] = publisher
+            self._repeat_at = now + _REPEAT_NS
             state.effects.append(ReceivePublications(route, publisher))
         if message.is_publication and self._brought_last_lease(message):
             state.publisher = publisher

@@ -186,7 +186,7 @@ class Publish(Effect, frozen=True, gc=False):
 
 
 class ReceivePublications(Effect, frozen=True, gc=False):
-    """From now on, receive what `name` publishes at `endpoint`, and nowhere else.
+    """From now on, receive what `name` publishes at `endpoint`, and nowhere else. May be repeated.
 
     A publication arrives as `Received`, with the name as its source.
     """

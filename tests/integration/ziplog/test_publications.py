@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,16 @@ def test_a_receiver_follows_a_publisher_that_moved(
         publisher.publish(b"stale")
         publish_until(moved, b"later", received)
     assert b"stale" not in [frame for _, frame in received.frames]
+
+
+def test_a_repeated_call_keeps_the_connection(
+    publisher: Publisher, receive: Callable[..., Received]
+) -> None:
+    received = receive(publisher.endpoint)
+    publish_until(publisher, b"before", received)
+    received.receiver.receive_from(b"mms-0", publisher.endpoint)
+    publisher.publish(b"at once")
+    wait_until(lambda: (b"mms-0", b"at once") in received.frames, "the publication")
 
 
 def test_a_receiver_of_several_publishers(receive: Callable[..., Received]) -> None:
@@ -241,6 +252,20 @@ def test_a_process_survives_that_the_system_has_no_thread_for_zeromq(allowed: in
     found = in_child(open_both)
     assert found.startswith("no publications; cannot open a port for publications")
     assert "the system refuses a thread" in found
+
+
+def test_a_server_without_descriptors_to_load_zeromq_goes_without_publications() -> None:
+    def receive_first() -> str:
+        for name in [
+            name for name in sys.modules if name.startswith(("zmq", "ziplog.runtime.pub"))
+        ]:
+            del sys.modules[name]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        with captured_events() as events:
+            PublicationReceiver(print).receive_from(b"mms-0", "127.0.0.1:9")
+        return str(events[0]["event"])
+
+    assert in_child(receive_first) == "no publications"
 
 
 def test_what_zeromq_refuses_is_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:

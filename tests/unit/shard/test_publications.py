@@ -87,6 +87,22 @@ def test_a_server_receives_publications_once_it_knows_the_endpoint(world: World)
     assert ReceivePublications(SERVICE, "127.0.0.1:6666") in effects
 
 
+def test_a_server_without_publications_begins_to_receive_them_again(world: World) -> None:
+    """The system may have refused a thread."""
+
+    def orders(message: wire.LeaseAnnounced, now: int) -> list[ReceivePublications]:
+        effects = server(world).step(Received(SERVICE, message), now)
+        return [effect for effect in effects if isinstance(effect, ReceivePublications)]
+
+    start = world.now
+    assert orders(next_message(world), start)
+    publication = replace(next_message(world), is_publication=True)
+    assert not orders(publication, start + 60_000 * MS)
+    assert not orders(publication, start + 60_000 * MS)
+    for later_ms, number in ((59_999, 0), (60_000, 1), (60_001, 0), (120_000, 1)):
+        assert len(orders(next_message(world), start + later_ms * MS)) == number
+
+
 def test_a_server_ignores_the_endpoint_of_another_process(world: World) -> None:
     effects = server(world).step(Received(b"mallory", next_message(world)), world.now)
     assert not any(isinstance(effect, ReceivePublications) for effect in effects)

@@ -86,7 +86,7 @@ def monitor(
     Outside loopback, a token file is required. With --config, `ziplog config reload` applies a
     changed [monitor].
     """
-    from ziplog.monitor.nodes import is_local  # noqa: PLC0415 - slow to import
+    from ziplog.monitor.nodes import LocalEndpoints  # noqa: PLC0415 - slow to import
     from ziplog.monitor.server import Snapshots  # noqa: PLC0415
     from ziplog.monitor.service import MonitorService  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def monitor(
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(connect(bootstrap, timeout))
         asked = arguments.endpoints(coordinators) if coordinators else ()
-        is_asked = is_local if nodes is Nodes.LOCAL else None
+        is_asked = LocalEndpoints() if nodes is Nodes.LOCAL else None
         snapshots = Snapshots(log, asked, is_asked)
         service = MonitorService(snapshots)
         stack.callback(service.stop)

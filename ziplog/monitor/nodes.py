@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import threading
 import time
@@ -13,6 +12,7 @@ from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.errors import ProtocolError
 from ziplog.monitor.rates import NodeReply
 from ziplog.runtime.clock import now_ns
+from ziplog.runtime.resolver import Resolver
 from ziplog.runtime.transport import Transport
 from ziplog.status_document import nodes_of
 from ziplog.wire import Metrics, MetricsQuery, NodeInfo, decode, encode
@@ -30,26 +30,32 @@ _POLL_S: Final = 0.01
 _NONE: Final = Metrics(0, 0, [], [])
 
 
-def is_local(endpoint: str) -> bool:
-    """Whether an endpoint ("host:port") has an address of this machine; no if it does not resolve.
+class LocalEndpoints:
+    """Finds out which endpoints ("host:port") have an address of this machine. For one thread.
 
-    The name service is asked once for a name that resolves.
+    Looks a host up until it resolves, then no more. Never blocks: a name service that does not
+    answer must not delay the queries to other nodes.
     """
-    try:
-        return _is_of_this_machine(endpoint.rpartition(":")[0].strip("[]"))
-    except OSError:
-        return False
+
+    def __init__(self) -> None:
+        """Know no host."""
+        self._resolver: Final = Resolver()
+        self._known: Final[dict[str, bool]] = {}
+
+    def __call__(self, endpoint: str) -> bool:
+        """Return whether an endpoint has an address of this machine; no until it resolves."""
+        host = endpoint.rpartition(":")[0]
+        if host not in self._known:
+            address = self._resolver.address_of(host)
+            if address is None:
+                return False
+            self._known[host] = _is_bindable(address)
+        return self._known[host]
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_of_this_machine(host: str) -> bool:
-    found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    return any(_is_bindable(family, address) for family, _, _, _, address in found)
-
-
-def _is_bindable(family: int, address: tuple[object, ...]) -> bool:
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind(address)
+def _is_bindable(address: str) -> bool:
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.bind((address, 0))
         return True
     return False
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.integration.ports import consecutive_ports
 from tests.unit.ziplog.cli.fakes import cluster_file, run
 from tests.waiting import wait_until
-from ziplog.monitor.nodes import is_local
+from ziplog.monitor.nodes import LocalEndpoints
 from ziplog.runtime.settings_reload import read_used
 
 if TYPE_CHECKING:
@@ -116,7 +119,26 @@ def test_options_and_a_file_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_an_address_of_this_machine_is_local() -> None:
+    is_local = LocalEndpoints()
     assert is_local("127.0.0.1:7400")
-    assert is_local("localhost:7400")
+    wait_until(lambda: is_local("localhost:7400"), "the name resolves")
     assert not is_local("192.0.2.1:7400"), "an address for documentation"
     assert not is_local("no-such-name.invalid:7400")
+
+
+def test_a_name_service_that_does_not_answer_delays_no_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered, real, is_local = threading.Event(), socket.getaddrinfo, LocalEndpoints()
+
+    def late(host: str, *arguments: Any) -> Any:
+        answered.wait(10)
+        return real("127.0.0.1", *arguments)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    began = time.monotonic()
+    assert not is_local("late:7400")
+    assert is_local("127.0.0.1:7400")
+    assert time.monotonic() - began < 5
+    answered.set()
+    wait_until(lambda: is_local("late:7400"), "the name resolves")

@@ -45,8 +45,12 @@ class Publisher:
     #: Where to receive them, "host:port".
     endpoint: Final[str]
 
-    def __init__(self, host: str) -> None:
-        """Listen at any free port of `host`, an address of this machine.
+    def __init__(self, host: str, advertise_host: str | None = None) -> None:
+        """Listen at any free port.
+
+        Args:
+            host: an address of this machine.
+            advertise_host: the host in `endpoint`; None: `host`.
 
         Raises:
             UnavailableError: the system refuses a port, descriptors or a thread.
@@ -74,7 +78,7 @@ class Publisher:
         ):
             self._socket.setsockopt(option, value)
         self._socket.bind(f"tcp://{address}")
-        self.endpoint = f"{host}:{address.rpartition(':')[2]}"
+        self.endpoint = f"{advertise_host or host}:{address.rpartition(':')[2]}"
 
     def publish(self, frame: bytes) -> None:
         """Send a frame to all receivers. Never blocks."""

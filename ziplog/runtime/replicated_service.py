@@ -155,7 +155,8 @@ def _run(service: Service, path: Path, config: ClusterConfig, node: NodeConfig) 
         transport = opened.enter_context(contextlib.closing(Transport(bind=node.bind)))
         publisher = None
         if service.publishes:
-            publisher = opened.enter_context(contextlib.closing(Publisher(node.host)))
+            publisher = Publisher(node.host, node.advertise_host)
+            opened.callback(publisher.close)
 
         def post(event: Event) -> None:
             driver.post(event)  # created below, before Raft starts

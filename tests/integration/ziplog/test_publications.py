@@ -92,6 +92,14 @@ def test_every_receiver_gets_a_publication_with_the_name_of_its_publisher(
     assert all(one.frames[0] == (b"mms-0", b"lease 1") for one in receivers)
 
 
+def test_the_endpoint_of_a_publisher_has_the_advertised_host(
+    receive: Callable[..., Received],
+) -> None:
+    with contextlib.closing(Publisher("0.0.0.0", "localhost")) as publisher:
+        assert publisher.endpoint == f"localhost:{port_of(publisher)}"
+        publish_until(publisher, b"lease", receive(publisher.endpoint))
+
+
 def test_publications_keep_their_order(
     publisher: Publisher, receive: Callable[..., Received]
 ) -> None:

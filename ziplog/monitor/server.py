@@ -25,6 +25,7 @@ from ziplog.monitor.cursor_polls import CursorPolls
 from ziplog.monitor.nodes import NodePolls, endpoints_of
 from ziplog.monitor.status import with_replies
 from ziplog.runtime.clock import now_ns
+from ziplog.segments.entry import SCARCE
 
 if TYPE_CHECKING:
     import socket
@@ -42,6 +43,8 @@ _MAX_AGE_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 32
 _MAX_HEAD_BYTES: Final = 8_192
 _REQUEST_S: Final = 5.0
+#: Time without accepting connections after the system refused one.
+_REFUSED_S: Final = 0.1
 _JSON: Final = "application/json"
 
 
@@ -173,6 +176,15 @@ class Monitor(ThreadingHTTPServer):
     def endpoint(self) -> str:
         """Where it listens, "host:port"."""
         return f"{self.server_address[0]!s}:{self.server_address[1]}"
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; pause if the system refuses it: it stays in the queue."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in SCARCE:
+                time.sleep(_REFUSED_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread, unless there are too many."""

@@ -1,20 +1,21 @@
-"""The monitor's readings of a cluster that answers late, or in part."""
+"""A monitor of a cluster that answers late or in part, and one without descriptors."""
 
 from __future__ import annotations
 
+import errno
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from ziplog.errors import DeadlineError, UnavailableError
-from ziplog.monitor import cursor_polls
+from ziplog.monitor import cursor_polls, server
 from ziplog.monitor.cursor_polls import CursorPolls
-from ziplog.monitor.server import Snapshots
+from ziplog.monitor.server import Monitor, Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
     from ziplog.client.blocking import Log
     from ziplog.types import RecordId
@@ -101,3 +102,22 @@ def test_records_that_do_not_come_hold_up_no_others(monkeypatch: pytest.MonkeyPa
     assert not found._inserted_at
     found._read_first(positions)
     assert set(found._inserted_at) == {11, 12}
+
+
+@pytest.mark.parametrize(("number", "pauses"), [(errno.EMFILE, [0.1]), (errno.ECONNABORTED, [])])
+def test_a_monitor_without_descriptors_pauses_between_attempts(
+    monkeypatch: pytest.MonkeyPatch, number: int, pauses: list[float]
+) -> None:
+    def refuse() -> None:
+        raise OSError(number, "refused")
+
+    paused: list[float] = []
+    monkeypatch.setattr(server, "time", SimpleNamespace(sleep=paused.append))
+    with Monitor("127.0.0.1", 0, cast("Snapshots", None)) as monitor:
+        listening, monitor.socket = monitor.socket, SimpleNamespace(accept=refuse)
+        try:
+            with pytest.raises(OSError, match="refused"):
+                monitor.get_request()
+        finally:
+            monitor.socket = listening
+    assert paused == pauses

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of different warnings for one attempt.
 _MAX_WARNINGS: Final = 16
+#: Maximum number of doublings of the time that a candidate or a survivor has.
+_MAX_DOUBLINGS: Final = 4
 _MAX_VIEW: Final = 2**32 - 1
 
 
@@ -87,6 +89,8 @@ class Recovery:
         self._warned: set[str] = set()
         #: The last warning, and when its reason last held.
         self._problem = ("", 0)
+        #: Number of attempts since the shard was last in the leases.
+        self._attempts = 0
         # Of the newest attempt:
         self._recovery = 0
         self._removed: Removed | None = None
@@ -182,12 +186,15 @@ class Recovery:
         known = self._state.shards.get(self.shard)
         if known is not None and known.attempt.recovery != self._recovery:
             self._recovery = known.attempt.recovery
+            self._attempts += 1
             self._removed, self._freeze_sent_at, self._frozen = None, None, None
             self._decision = None
             self._last_done.clear()
             self._warned.clear()
         if known is not None and (known.is_under_way or not known.is_finished):
             self._idle_since = None
+        else:
+            self._attempts = 0
         if known is not None and known.view != self._view:
             self._view = known.view
             self._joined, self._is_reinserted = [], False
@@ -345,11 +352,22 @@ class Recovery:
         """Whether the candidate has changed since its selection, or does not answer."""
         if member.suspect is not None and _is_misjudged(attempt, member.suspect):
             return True
-        silent = now - max(member.heard_at, self._listening_since) >= HEARD_NS
         freeze_sent_at = self._freeze_sent_at
-        return silent or (
-            freeze_sent_at is not None and now - freeze_sent_at >= distance.freeze_ns(self._rtt_ms)
-        )
+        patience = self._patient(distance.freeze_ns(self._rtt_ms))
+        is_late = freeze_sent_at is not None and now - freeze_sent_at >= patience
+        return is_late or self._is_silent(member, now)
+
+    def _is_silent(self, member: Member, now: int) -> bool:
+        """Whether the candidate or the survivor has probably failed."""
+        silence = now - max(member.heard_at, self._listening_since)
+        return silence >= self._patient(HEARD_NS)
+
+    def _patient(self, time_ns: int) -> int:
+        """Return the time for an answer to the newest attempt: each has twice that of the last one.
+
+        Otherwise slow servers would replace each other for ever, each just before it answers.
+        """
+        return time_ns << min(max(self._attempts - 1, 0), _MAX_DOUBLINGS)
 
     def _excluded_candidate(self, member: Member, attempt: Attempt) -> list[int]:
         """Return the candidate that would fail again under another number, if it would."""
@@ -466,7 +484,7 @@ class Recovery:
             or (report.state == "limbo" and report.recovery >= view)
         ):
             return True
-        return now - max(member.heard_at, self._listening_since) >= HEARD_NS
+        return self._is_silent(member, now)
 
     # --- supervision ---
 

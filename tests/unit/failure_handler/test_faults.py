@@ -9,7 +9,7 @@ from tests.services import MS, S
 from tests.unit.failure_handler.servers import HOP, FakeServer
 from tests.unit.failure_handler.world import PHASES, World, config, reach, storm
 from ziplog.core.message import Message
-from ziplog.wire import Freeze, LeaseAnnounced
+from ziplog.wire import Freeze, LeaseAnnounced, Suspect
 
 
 def survivor(world: World) -> FakeServer:
@@ -159,3 +159,30 @@ def test_a_shard_out_of_service_is_recovered_though_all_its_servers_are_up() -> 
     last = world.mms.state.last
     assert last is not None
     assert [member.shard for member in last.members] == [0, 1]
+
+
+def test_slow_candidates_do_not_replace_each_other_for_ever() -> None:
+    world = World(config(f=2)).live()
+    assert world.insert("one")
+    world.network = lambda _src, _dst, _message: [800 * MS]  # a promise takes more than a second
+    world.kill(world.server(0, 2))
+    world.until(lambda: world.is_live() and len(world.decided(Finish)) == 1, 20 * S)
+    assert len(world.decided(Begin)) <= 3
+    assert world.insert("two")
+
+
+def test_a_candidate_whose_reports_come_in_bursts_has_time_to_promise() -> None:
+    world = World(config(f=2)).live()
+    assert world.insert("one")
+
+    def network(src: str, _dst: str, message: Message) -> list[int]:
+        """Deliver reports of each server every 1.5 s, those of two servers in turn."""
+        if not isinstance(message, Suspect):
+            return [300 * MS]
+        phase = 750 * MS if src == "shard-0-1" else 0
+        return [1500 * MS - (world.now + phase) % (1500 * MS)]
+
+    world.network = network
+    world.kill(world.server(0, 2))
+    world.until(lambda: world.is_live() and len(world.decided(Finish)) == 1, 60 * S)
+    assert world.insert("two")

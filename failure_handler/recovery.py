@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of different warnings for one attempt.
 _MAX_WARNINGS: Final = 16
+#: Time after a recovery in which suspicions of joined servers may be from before its end.
+_BEGINNING_NS: Final = 7 * HEARD_NS
 #: Maximum number of doublings of the time that a candidate or a survivor has.
 _MAX_DOUBLINGS: Final = 4
 _MAX_VIEW: Final = 2**32 - 1
@@ -210,7 +212,7 @@ class Recovery:
         if self._idle_since is None:
             self._idle_since = now
         # A joined server is about to start, and its earlier suspicions do not count.
-        is_beginning = now < self._idle_since + HEARD_NS
+        is_beginning = now < self._idle_since + _BEGINNING_NS
         has_trouble = any(
             one.report.state == "frozen"
             or (one.report.suspects and not (one.report.state == "joined" and is_beginning))

@@ -30,6 +30,8 @@ STALE_NS: Final = 5000 * NS_PER_MS
 #: Suspicion timeouts of silence that count even if input was unread all the time: a flood must not
 #: hide a dead peer.
 UNREAD_TIMEOUTS: Final = 5
+#: Suspicion timeouts after the start of a view within which a heartbeat may be from before it.
+LATE_TIMEOUTS: Final = 5
 #: The least suspicion timeout of a cluster file; a heartbeat has 0 if the sender reports none.
 _LEAST_SUSPICION_MS: Final = 100
 
@@ -49,6 +51,9 @@ class FailureDetector:
         self._last_beat: Final = dict.fromkeys(self._others, now + STARTUP_NS)
         #: The incarnation in the last heartbeat of each peer.
         self._incarnations: Final[dict[int, int]] = {}
+        #: When the view started, and the incarnations that were known then.
+        self._view_started_at = now
+        self._joined: dict[int, int] = {}
         #: Peers that reported limbo or an older view.
         self._unfit: Final[set[int]] = set()
         #: Messages within this time after a pause may have waited in a queue: they prove nothing.
@@ -106,15 +111,32 @@ class FailureDetector:
         is_in_view = beat.view == state.view or (
             beat.view > state.view and state.server_state != "starting"
         )
-        if is_in_view and beat.state in {"up", "frozen", "joined"}:
+        if self._is_from_before_view(beat, now):
+            self._last_beat[beat.server] = now
+        elif is_in_view and beat.state in {"up", "frozen", "joined"}:
             self._last_beat[beat.server] = now
             self._unfit.discard(beat.server)
         elif beat.state == "limbo" or 0 < beat.view < state.view:
             self._unfit.add(beat.server)
             self._suspect_due = min(self._suspect_due, now)
 
+    def _is_from_before_view(self, beat: Beat, now: int) -> bool:
+        """Whether the sender has joined the view since: the heartbeat is late.
+
+        A process never returns to an older view. Without this rule, a heartbeat that takes longer
+        than a recovery would begin the next recovery.
+        """
+        late_ns = LATE_TIMEOUTS * self._suspicion_of(beat.server)
+        return (
+            beat.view < self._state.view
+            and self._state.server_state == "up"
+            and beat.incarnation == self._joined.get(beat.server)
+            and now - self._view_started_at < late_ns
+        )
+
     def on_view_start(self, now: int) -> None:
         """Record that a view starts: all replicas were reachable then."""
+        self._view_started_at, self._joined = now, dict(self._incarnations)
         self._unfit.clear()
         for server in self._others:
             self._last_beat[server] = now

@@ -186,3 +186,20 @@ def test_a_candidate_whose_reports_come_in_bursts_has_time_to_promise() -> None:
     world.kill(world.server(0, 2))
     world.until(lambda: world.is_live() and len(world.decided(Finish)) == 1, 60 * S)
     assert world.insert("two")
+
+
+@pytest.mark.parametrize("f", [1, 2])
+def test_suspicions_from_before_the_end_of_a_recovery_begin_no_other_one(f: int) -> None:
+    """Servers are far from all others: they hear that the others have joined 3 s after it."""
+    world = World(config(f=f)).live()
+    far = dict.fromkeys((server.name for server in world.servers), 3 * S)
+    world.network = lambda src, dst, _message: [far.get(src, far.get(dst, HOP))]
+    world.kill(world.server(0, 1))
+    reach(world, "joined", 80 * S)
+    for server in world.servers:
+        server.always_suspects = {one.index for one in world.servers}
+    world.at(3 * S, lambda: [server.always_suspects.clear() for server in world.servers])
+    begun = len(world.decided(Begin))
+    world.run(30 * S)
+    assert world.is_live()
+    assert len(world.decided(Begin)) == begun

@@ -10,6 +10,7 @@ from tests.unit.shard.recovery_world import (
     PRIMARY,
     crash,
     heard,
+    recover,
     replica,
     start,
 )
@@ -205,3 +206,28 @@ def test_healthy_server_reports_while_its_shard_is_being_recovered() -> None:
     count = len(heard(world, wire.Suspect))
     world.run(1 * S)
     assert len(heard(world, wire.Suspect)) == count
+
+
+def test_heartbeats_from_before_the_view_are_late_and_no_reason_for_the_next_recovery() -> None:
+    world = start()
+    world.run(6 * S)
+    recover(world, PRIMARY, BACKUP)
+    primary = replica(world, PRIMARY)
+    before = len(heard(world, wire.Suspect))
+    late = [m for _, to, m in world.sent if to == PRIMARY and isinstance(m, wire.Beat)][-1]
+    late = replace(late, view=1, state="up")
+    assert (primary.state.server_state, primary.state.view) == ("up", 2)
+    world.inject(PRIMARY, Received(b"<" + BACKUP.encode(), late))
+    world.run(200 * MS)
+    assert len(heard(world, wire.Suspect)) == before
+    # A minute later it is no late heartbeat any more.
+    world.run(60 * S)
+    world.inject(PRIMARY, Received(b"<" + BACKUP.encode(), late))
+    world.run(10 * MS)
+    assert len(heard(world, wire.Suspect)) == before + 1
+    world.run(1 * S)
+    # A process that started since may have lost the view.
+    lost = replace(late, view=0, state="limbo", incarnation=late.incarnation + 1)
+    world.inject(PRIMARY, Received(b"<" + BACKUP.encode(), lost))
+    world.run(200 * MS)
+    assert heard(world, wire.Suspect)[-1].suspects == [1]

@@ -305,6 +305,25 @@ def test_an_answer_to_another_request_is_not_handled() -> None:
     assert not take(ONE, answer, shard.now), "it comes twice"
 
 
+@pytest.mark.parametrize("f", [1, 2])
+def test_answers_that_take_seconds_repair_a_large_hole(f: int) -> None:
+    shard = Shard(set(range(3, 18)), f=f)
+    slow: list[tuple[int, bytes, Fetched]] = []
+
+    def way(name: bytes, answer: Fetched) -> None:
+        slow.append((shard.now + 6 * S, name, changed(answer, answer.entries[:5])))
+
+    shard.way = way
+    for _ in range(50):
+        shard.run(1 * S)
+        while slow and slow[0][0] <= shard.now:
+            _, name, answer = slow.pop(0)
+            shard.repair.on_fetched(name, answer, shard.now)
+            shard.deliver()
+    assert shard.damaged == set()
+    assert len(shard.asked) <= 3 + 3 * f
+
+
 def test_a_large_hole_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_repair, "_STORE_BYTES", 8)
     shard = Shard(set(range(3, 18)))
@@ -489,7 +508,7 @@ def test_blocked_candidate_warns_once_and_claims_its_readable_log() -> None:
     assert shard.recovery.claim.is_damaged
     shard.way = lambda _, answer: answer
     shard.peers[ONE] = state_of(1, log)
-    shard.run(61 * S)
+    shard.run(75 * S)
     assert shard.damaged == set()
     assert shard.recovery.claim == LogClaim(20, 5, 0, is_damaged=False)
 

@@ -25,6 +25,7 @@ from shard.storage.store import FullError
 from ziplog.core import distance
 from ziplog.core.entries import SessionTable, SettledUnit
 from ziplog.core.node import Halt, LogWarning, Persist
+from ziplog.core.units import NS_PER_MS
 from ziplog.segments.entry import BusyError, Entry, UnreadableError
 from ziplog.wire import Fetch, Fetched, Logged
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: Bytes of entries, or of sessions, in one answer. Sessions take longer to encode.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_TABLE_BYTES: Final = 512 * 1024
+#: Maximum time for an answer.
+_MAX_RETRY_NS: Final = 10_000 * NS_PER_MS
 #: Bytes not yet on disk above which no more entries are requested.
 _MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 
@@ -48,6 +51,10 @@ class StateTransfer:
         self._state: Final = state
         self.decision: Final = decision
         self._retry_ns: Final = distance.state_transfer_retry_ns(state.config.limits.rtt_ms)
+        #: Time for an answer. It doubles with each one that takes longer: an answer is large, and
+        #: repeated ones would fill the way for the next.
+        self._answer_ns = self._retry_ns
+        self._is_answered = True
         self._survivor: Final = state.config.replicas[decision.survivor].name.encode()
         #: The last entry that this server holds or is about to store.
         store = state.store
@@ -81,10 +88,14 @@ class StateTransfer:
         """Send or repeat the request, if it is due."""
         if now < self._request_due or self._is_complete:
             return
-        self._request_due = now + self._retry_ns
         state = self._state
         if state.full or state.store.backlog_bytes > _MAX_BACKLOG_BYTES:
+            self._request_due = now + self._retry_ns
             return
+        if not self._is_answered:
+            self._answer_ns = max(self._answer_ns, min(2 * self._answer_ns, _MAX_RETRY_NS))
+        self._is_answered = False
+        self._request_due = now + self._answer_ns
         state.send(
             self._survivor,
             Fetch(
@@ -121,7 +132,7 @@ class StateTransfer:
         ):
             return
         self._stable = max(self._stable, min(answer.stable, answer.last))
-        is_handled = True
+        self._is_answered = is_handled = True
         keep = self._kept_by(answer)
         if keep < answer.after:
             is_handled = self._cut(keep, answer.trim)

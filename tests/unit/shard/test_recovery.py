@@ -29,6 +29,7 @@ from tests.unit.shard.recovery_world import (
 from tests.world import (
     CLUSTER,
     MS,
+    Link,
     MemoryStore,
     S,
     grant,
@@ -336,6 +337,32 @@ def test_lost_data_directory_is_filled_again() -> None:
     states = [replica(world, name).state for name in (PRIMARY, BACKUP)]
     assert session_tables(states[0].sessions) == session_tables(states[1].sessions)
     assert states[1].stream.stable == states[1].stream.last
+
+
+def test_a_slow_answer_of_the_survivor_is_requested_a_few_times_only() -> None:
+    world = start()
+    for seq in range(1, 30):
+        send(world, insert(seq, size=600_000, first_incomplete=max(seq - 5, 1)), PRIMARY, BACKUP)
+    world.stores[BACKUP] = MemoryStore()
+    crash(world, BACKUP)
+    free = 0
+
+    def delay() -> int:
+        """Return when the way has carried this message, too: a second for each."""
+        nonlocal free
+        free = max(free, world.now) + 1 * S
+        return free - world.now
+
+    frozen = promise(world, PRIMARY)
+    replica(world, PRIMARY)._health._beat_due = world.now + 1000 * S  # only answers take that way
+    world.links[PRIMARY, BACKUP] = Link(delay)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    replica(world, PRIMARY)._health._beat_due = world.now + 1000 * S
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 60 * S)
+    requests = [m for _, to, m in world.sent if to == PRIMARY and isinstance(m, wire.Fetch)]
+    parts = {(m.after, m.client) for m in requests}
+    assert len(parts) > 8
+    assert len(requests) < 2 * len(parts)
 
 
 def test_lost_data_directory_is_filled_from_the_trim_point_on() -> None:

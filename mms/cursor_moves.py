@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 #: Interval between two commands.
 _INTERVAL_NS: Final = 50 * NS_PER_MS
-#: Time after which an uncommitted command counts as lost. The client repeats its request.
-LOST_NS: Final = 2 * NS_PER_S
+#: Time after which an uncommitted command counts as lost. The client repeats its request. A commit
+#: on slow disks takes seconds: a shorter time would forget every request just before its outcome.
+LOST_NS: Final = 10 * NS_PER_S
 
 
 class _Request:

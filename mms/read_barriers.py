@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from mms.commands import Barrier
-from ziplog.core.units import NS_PER_MS
+from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.wire import ChangeRegion, CursorQuery, FinishUpgrade, LeaseQuery, Trim
 
 #: Maximum number of waiting requests; more are refused.
@@ -23,8 +23,9 @@ MAX_PENDING: Final = 256
 INTERVAL_NS: Final = 50 * NS_PER_MS
 #: Maximum number of barriers in a row without that interval.
 BURST: Final = 8
-#: Time after which an uncommitted barrier counts as lost.
-_LOST_NS: Final = 2000 * NS_PER_MS
+#: Time after which an uncommitted barrier counts as lost. A commit on slow disks takes seconds: a
+#: shorter time would drop every request just before its barrier is committed.
+_LOST_NS: Final = 10 * NS_PER_S
 
 #: Operators' requests that this state refuses: an earlier proposal may still fulfil them.
 OperatorRequest = ChangeRegion | FinishUpgrade

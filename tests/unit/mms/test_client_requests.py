@@ -100,9 +100,20 @@ def test_a_leader_that_lost_its_followers_answers_nothing_from_memory() -> None:
     world = World().lead().run(S)
     world.is_cut_off = True
     world.send(LeaseQuery(CLUSTER, 1, 5))
-    world.run(5 * S)
+    world.run(12 * S)
     assert world.answers(LeaseHistory) == []
     assert [m.request for m in world.answers(NotLeader)] == [1]
+
+
+def test_a_request_outlives_a_slow_commit() -> None:
+    world = World().lead().run(S)
+    world.is_cut_off = True
+    world.send(LeaseQuery(CLUSTER, 1, 5))
+    world.run(5 * S)
+    world.is_cut_off = False
+    world.run(S)
+    assert world.answers(NotLeader) == []
+    assert [m.request for m in world.answers(LeaseHistory)] == [1]
 
 
 def test_a_leader_that_steps_down_redirects_all_requests() -> None:

@@ -404,9 +404,23 @@ def test_lost_command_is_forgotten() -> None:
     world.move(CursorMove("x", 1, 1, 10, b""))
     world.proposed.clear()
     world.is_cut_off = False
-    world.run(5 * S)
+    world.run(12 * S)
     assert len(world.service._cursors) == 0
     assert world.granted().term == 1
+
+
+def test_requests_outlive_a_slow_commit() -> None:
+    world = Cursors()
+    world.is_cut_off = True
+    claim = world.claim()
+    world.run(5 * S)
+    world.is_cut_off = False
+    assert world.reply(claim).error == ""
+    world.is_cut_off = True
+    move = world.move(CursorMove("x", 1, 0, 10, b""))
+    world.run(5 * S)
+    world.is_cut_off = False
+    assert list(world.moved()) == [move]
 
 
 def test_status_has_the_cursors() -> None:

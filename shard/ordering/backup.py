@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Interval between requests to decide the promised slots.
 SETTLE_INTERVAL_NS: Final = 100 * NS_PER_MS
+#: Maximum of the interval between requests: it doubles while no answer brings an entry.
+MAX_REQUEST_INTERVAL_NS: Final = 1000 * NS_PER_MS
 #: Time without a forward, while entries are unstable, before requesting the last one again.
 STABLE_REQUEST_DELAY_NS: Final = 1000 * NS_PER_MS
 #: Most decisions held back by a missing body.
@@ -68,6 +70,9 @@ class Backup:
         #: The last decision that the primary holds, by its level.
         self._held_by_primary = state.stream.stable
         self._received_end = 0
+        #: The interval now, and the first entry of the last request.
+        self._interval_ns = self._request_interval_ns
+        self._requested_from = 0
         #: Time of the next request for missing decisions; None while none is missing.
         self._request_due: int | None = None
         self._durable = state.stream.last
@@ -300,10 +305,10 @@ class Backup:
             self._request_due = (
                 now
                 if self._request_due is None
-                else min(self._request_due, now + self._request_interval_ns)
+                else min(self._request_due, now + self._interval_ns)
             )
         else:
-            self._request_due = None
+            self._request_due, self._interval_ns = None, self._request_interval_ns
         if self._state.has_no_positions:
             self.on_no_positions(now)
 
@@ -438,7 +443,12 @@ class Backup:
         bodies = self._missing_bodies() if self._pending else 0
         self._requested_at = now
         if self._request_due is not None:
-            self._request_due = now + self._request_interval_ns
+            if first == self._requested_from:
+                self._interval_ns = max(
+                    self._interval_ns, min(2 * self._interval_ns, MAX_REQUEST_INTERVAL_NS)
+                )
+            self._requested_from = first
+            self._request_due = now + self._interval_ns
         state.send(
             self._primary,
             Resend(state.cluster, state.shard, state.view, state.server, first, bodies),

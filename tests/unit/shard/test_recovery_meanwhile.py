@@ -500,3 +500,13 @@ def test_a_server_that_crashed_does_not_join_a_view_that_has_started(has_insert:
     assert replica(world, BACKUP).state.server_state == "limbo"
     recover(world, PRIMARY, BACKUP, view=3)
     assert log(world, PRIMARY) == log(world, BACKUP)
+
+
+def test_missing_bodies_are_requested_less_often_while_answers_are_slow() -> None:
+    world = start()
+    world.links[PRIMARY, BACKUP] = Link(lambda: 500 * MS)
+    send(world, insert(1, size=100_000), PRIMARY)
+    world.run(2 * S)
+    assert world.stores[PRIMARY].last_fseq == world.stores[BACKUP].last_fseq
+    requests = [m for _, _, m in world.sent if isinstance(m, wire.Resend) and m.bodies]
+    assert 1 <= len(requests) <= 10

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 #: Timeout of a request, after which the next peer receives it.
 _ANSWER_NS: Final = 1000 * NS_PER_MS
-#: Requests to each peer before the repair is abandoned. Each round has this many times the timeout
-#: of the one before: an answer may take long, and one that comes too late is dropped.
+#: Requests to each peer before the repair is abandoned. Each round has twice the timeout of the one
+#: before: an answer may take long, and one that comes too late is dropped.
 _ROUNDS: Final = 3
-_LONGER: Final = 3
 #: Minimum interval between searches for missing entries: a search reads whole files.
 _RETRY_NS: Final = 1000 * NS_PER_MS
 #: Interval before an abandoned repair is tried again.
@@ -194,7 +193,7 @@ class Repair:
     def _request(self, now: int) -> None:
         state = self._state
         assert self._view is not None, "no request is allowed now"
-        self._due = now + _ANSWER_NS * _LONGER ** (self._failures // len(state.peers))
+        self._due = now + (_ANSWER_NS << (self._failures // len(state.peers)))
         after, view = self._last_known()
         request = Fetch(state.cluster, state.shard, self._view, state.server, after, view, 0)
         state.send(self._peer, request)

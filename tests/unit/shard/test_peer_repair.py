@@ -311,7 +311,7 @@ def test_answers_that_take_seconds_repair_a_large_hole(f: int) -> None:
     slow: list[tuple[int, bytes, Fetched]] = []
 
     def way(name: bytes, answer: Fetched) -> None:
-        slow.append((shard.now + 6 * S, name, changed(answer, answer.entries[:5])))
+        slow.append((shard.now + 3 * S, name, changed(answer, answer.entries[:5])))
 
     shard.way = way
     for _ in range(50):

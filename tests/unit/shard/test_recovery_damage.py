@@ -178,7 +178,7 @@ def test_unrepairable_candidate_gives_way_to_the_other_server(warnings: list[str
     """The other server has the readable entries and more; it then repairs the damaged one."""
     world = dark({3})
     world.paused.add(BACKUP)
-    insist(world, PRIMARY, 5 * S)
+    insist(world, PRIMARY, 8 * S)
     last = store(world, PRIMARY).last_fseq
     assert claims(world, PRIMARY) == [(last, 1, False), (2, 1, True)]
     (text,) = warnings
@@ -202,7 +202,7 @@ def test_a_shorter_claim_still_reports_the_number_of_its_last_attempt() -> None:
     world = dark({3})
     store(world, PRIMARY).last_view = 4  # of a failed attempt
     world.paused.add(BACKUP)
-    insist(world, PRIMARY, 5 * S)
+    insist(world, PRIMARY, 8 * S)
     assert claims(world, PRIMARY)[-1] == (2, 1, True)
     reports = [one for one in heard(world, wire.Suspect) if one.node == PRIMARY]
     assert reports[-1].recovery == 4
@@ -234,7 +234,7 @@ def test_a_log_that_cannot_be_read_is_cut_where_the_survivors_ends() -> None:
     crash(world, BACKUP)
     world.run(5 * MS)
     world.paused.add(BACKUP)
-    insist(world, PRIMARY, 5 * S)
+    insist(world, PRIMARY, 8 * S)
     world.paused.clear()
     frozen = promise(world, BACKUP, 3)
     order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
@@ -245,7 +245,7 @@ def test_a_log_that_cannot_be_read_is_cut_where_the_survivors_ends() -> None:
 def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(warnings: list[str]) -> None:
     """Entries after the damage are not dropped: they may have been acknowledged."""
     world = dark({3}, {3})
-    insist(world, PRIMARY, 5 * S)
+    insist(world, PRIMARY, 8 * S)
     insist(world, BACKUP, 5 * S, recovery=3)
     insist(world, PRIMARY, 100 * S, recovery=4)
     assert not heard(world, wire.Frozen)
@@ -376,6 +376,6 @@ def test_a_store_that_ends_too_early_is_reported_once(warnings: list[str]) -> No
     state = replica(world, PRIMARY).state
     mark = state.stream.stable_mark._replace(fseq=99, end=LEASE.stop)
     state.stream.restore(mark, mark, [])
-    insist(world, PRIMARY, 5 * S)
+    insist(world, PRIMARY, 8 * S)
     (text,) = warnings
     assert "but 99 was stable" in text

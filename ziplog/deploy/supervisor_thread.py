@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _POLL_NS: Final = NS_PER_S // 10
 #: Interval between queries to the failure handlers; with a failed node, every poll sends one.
 _QUERY_NS: Final = NS_PER_S // 2
+#: Time after which a reply is out of date. It is less than the age at which a node may be killed.
+_LATE_NS: Final = 3 * NS_PER_S
 #: Time for which a changed cluster file must stay the same before it is read: some editors write it
 #: in parts.
 _UNCHANGED_NS: Final = NS_PER_S // 10
@@ -72,6 +74,8 @@ class SupervisorThread:
         self._rotate_at = 0
         self._request = 0
         self._queried_at = -_QUERY_NS
+        #: When each query was sent that has no reply, nor a later one, and is not out of date.
+        self._queries: dict[int, int] = {}
         #: By step: until when further failures are not logged.
         self._quiet_until: dict[str, int] = {}
         self._stopped: Final = threading.Event()
@@ -185,6 +189,8 @@ class SupervisorThread:
             return
         self._queried_at = now
         self._request += 1
+        recent = {one: at for one, at in self._queries.items() if now - at < _LATE_NS}
+        self._queries = recent | {self._request: now}
         # Cluster 0: a supervisor does not know the number. Only the leader answers.
         query = encode(OrdersQuery(0, self._request))
         for handler in self._handlers:
@@ -200,9 +206,17 @@ class SupervisorThread:
                     "%s sent an invalid message: %s", source.decode(errors="replace"), error
                 )
                 continue
-            # A reply to an earlier query may be out of date.
-            if isinstance(message, Orders) and message.request == self._request:
+            # With a failed node, a reply may take longer than the time until the next query.
+            if isinstance(message, Orders) and self._take_query(message.request):
                 self._restart_unreachable(message)
+
+    def _take_query(self, request: int) -> bool:
+        """Forget a query and the earlier ones; return whether its reply is up to date."""
+        sent_at = self._queries.get(request)
+        if sent_at is None:
+            return False
+        self._queries = {one: at for one, at in self._queries.items() if one > request}
+        return time.monotonic_ns() - sent_at < _LATE_NS
 
     def _restart_unreachable(self, message: Orders) -> None:
         supervisor = self._supervisor

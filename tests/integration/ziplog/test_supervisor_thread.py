@@ -39,6 +39,9 @@ class FakeHandler:
         self.asked = 0
         #: Added to the request's number in the reply.
         self.offset = 0
+        #: Number of later queries that it gets before it answers one.
+        self.behind = 0
+        self._queries: list[int] = []
         self.garbage: list[bytes] = []
         self._is_closed = False
         self._thread = threading.Thread(target=self._run)
@@ -68,8 +71,10 @@ class FakeHandler:
                 self.asked += 1
                 for garbage in self.garbage:
                     self.transport.send(source, garbage)
-                answer = Orders(1, query.request + self.offset, self.orders)
-                self.transport.send(source, encode(answer))
+                self._queries.append(query.request)
+                while len(self._queries) > self.behind:
+                    answer = Orders(1, self._queries.pop(0) + self.offset, self.orders)
+                    self.transport.send(source, encode(answer))
 
 
 @pytest.fixture
@@ -190,6 +195,34 @@ def test_a_node_that_the_handler_cannot_reach_is_replaced(
     assert "recovery 7" in caplog.text
 
 
+def test_replies_that_take_longer_than_the_next_query_count(
+    running: Supervisor,
+    supervision: SupervisorThread,
+    handler: FakeHandler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restart_policy, "UNREACHABLE_NS", 0)
+    pid = running.pid("shard-0-0")
+    handler.behind = 3
+    handler.orders = [Order("shard-0-0", 7)]
+    await_return(running, "shard-0-0", pid)
+
+
+def test_replies_that_are_out_of_date_kill_no_node(
+    running: Supervisor, handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "UNREACHABLE_NS", 0)
+    monkeypatch.setattr(restart_policy, "MIN_START_NS", 0)
+    monkeypatch.setattr(supervisor_thread, "_LATE_NS", 0)
+    handler.behind = 3
+    handler.orders = [Order("shard-0-0", 7)]
+    pid = running.pid("shard-0-0")
+    found = SupervisorThread(running)
+    wait_until(lambda: handler.asked >= 6, "it asks again")
+    found.stop()
+    assert running.pid("shard-0-0") == pid
+
+
 def test_garbage_and_late_replies_kill_no_node(
     running: Supervisor,
     supervision: SupervisorThread,
@@ -200,7 +233,7 @@ def test_garbage_and_late_replies_kill_no_node(
     monkeypatch.setattr(restart_policy, "UNREACHABLE_NS", 0)
     pid = running.pid("shard-0-0")
     handler.garbage = [b"\xc1", encode(OrdersQuery(0, 1))]
-    handler.offset = -1
+    handler.offset = -1000
     handler.orders = [Order("shard-0-0", 7)]
     asked = handler.asked
     wait_until(lambda: handler.asked >= asked + 3, "it asks again")

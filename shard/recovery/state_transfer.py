@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 #: Bytes of entries, or of sessions, in one answer. Sessions take longer to encode.
 _ANSWER_BYTES: Final = 2 * 1024 * 1024
 _ANSWER_TABLE_BYTES: Final = 512 * 1024
-#: Maximum time for an answer.
-_MAX_RETRY_NS: Final = 10_000 * NS_PER_MS
+#: Maximum time for an answer: after a cut link heals, the request is repeated this late at most.
+_MAX_RETRY_NS: Final = 2_000 * NS_PER_MS
 #: Bytes not yet on disk above which no more entries are requested.
 _MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 

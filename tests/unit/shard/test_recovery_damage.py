@@ -281,7 +281,7 @@ def test_a_survivor_that_an_empty_server_cannot_copy_waits_for_the_operator(
     (warning,) = warnings
     assert "no peer could repair it" in warning
     store(world, PRIMARY).damaged.clear()  # the operator found the file
-    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 11 * S)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 3 * S)
     begin(world, 2)
     assert log(world, PRIMARY) == log(world, BACKUP)
 

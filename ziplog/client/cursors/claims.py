@@ -97,10 +97,12 @@ class Claims(PendingRequests[PendingClaim]):
         #: Claims whose calls ended before the service replied, by call: the number of the request,
         #: and when to give it up.
         self._unwanted: Final[dict[int, tuple[int, int]]] = {}
-        #: The pending renewal, and when the next one is due.
-        self._renewal = 0
+        #: The pending renewals, at most the oldest and the newest, and when the next one is due.
+        self._renewals: list[int] = []
         self._renew_at = NEVER
-        #: When the next soon moves are due; those of all claims leave together.
+        #: The last requests with soon moves, and when the next ones are due; those of all claims
+        #: leave together.
+        self._soon_requests: list[int] = []
         self._moves_at = NEVER
 
     @property
@@ -313,14 +315,19 @@ class Claims(PendingRequests[PendingClaim]):
         move.end(refused, error)
 
     def _send_soon_moves(self) -> None:
-        """Send the moves that wait."""
+        """Send the moves that wait, once the service has answered the last ones."""
+        if any(map(self._membership.is_open, self._soon_requests)):
+            self._moves_at = self._context.now + COMMIT_INTERVAL_NS
+            return
         due = [
             Move(number, claim, *claim.soon, _ignore)
             for number, claim in self._claims.items()
             if claim.soon is not None and not claim.lost
         ]
-        for start in range(0, len(due), MAX_MOVES):
+        self._soon_requests = [
             self._send_moves(due[start : start + MAX_MOVES])
+            for start in range(0, len(due), MAX_MOVES)
+        ]
 
     # --- the end ---
 
@@ -430,21 +437,29 @@ class Claims(PendingRequests[PendingClaim]):
     # --- renewals ---
 
     def _renew(self) -> None:
-        """Report that this client is alive; learn what happened to its cursors."""
+        """Report that this client is alive; learn what happened to its cursors.
+
+        The oldest renewal stays open: the service may take longer than the interval to reply.
+        """
         claims = {number: claim for number, claim in self._claims.items() if not claim.lost}
-        self._membership.cancel(self._renewal)
+        for renewal in self._renewals[1 if claims else 0 :]:
+            self._membership.cancel(renewal)
+        del self._renewals[1 if claims else 0 :]
         if not claims:
             self._renew_at = NEVER
             return
         owned = [OwnedTerm(one.cursor.name, one.cursor.term) for one in claims.values()]
-        self._renewal = self._membership.send_request(
+        renewal = self._membership.send_request(
             lambda cluster, number: CursorRenewal(cluster, number, self._context.client, owned),
             lambda reply: self._on_renewed(claims, reply),
         )
+        self._renewals.append(renewal)
         interval_ns = min(claim.lease_ns for claim in claims.values()) // _RENEWALS
         self._renew_at = self._context.now + interval_ns
 
     def _on_renewed(self, claims: dict[int, Claim], reply: CursorsRenewed) -> None:
+        while self._renewals and self._renewals[0] <= reply.request:
+            self._membership.cancel(self._renewals.pop(0))  # An older reply is no news.
         lost = {cursor.name: cursor for cursor in reply.lost}
         paused = {cursor.name: cursor for cursor in reply.paused}
         for number, claim in claims.items():
@@ -523,6 +538,7 @@ class Claims(PendingRequests[PendingClaim]):
     def check(self) -> None:
         """Assert the invariant."""
         super().check()
+        assert len(self._renewals) <= 2
         if self.has_claims:
             assert self._context.next_timer <= self._renew_at, "a renewal would be missed"
 

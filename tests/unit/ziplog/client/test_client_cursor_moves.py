@@ -128,6 +128,19 @@ def test_soon_moves_share_a_message() -> None:
     assert owner.moves() == [[CursorMove("x", 1, 1, 8, b"")]]
 
 
+def test_soon_moves_wait_until_the_last_ones_are_answered() -> None:
+    owner = Owner()
+    call = owner.own()
+    for gsn in range(6, 66):
+        owner.commit(call, gsn, soon=True)
+        owner.pass_time(COMMIT_INTERVAL_NS)
+    sent = [message for _, message in owner.take(wire.CursorMoves)]
+    assert {message.moves[0].position for message in sent} == {6}
+    owner.give(wire.CursorsMoved(CLUSTER, sent[-1].request))
+    owner.pass_time(COMMIT_INTERVAL_NS)
+    assert owner.moves() == [[CursorMove("x", 1, 2, 65, b"")]]
+
+
 def test_soon_moves_of_all_claims_leave_together() -> None:
     owner = Owner()
     first, second = owner.own(), owner.own_without_reading(name="y")

@@ -247,6 +247,40 @@ def test_owner_renews_three_times_in_a_lease() -> None:
         owner.give(wire.CursorsRenewed(CLUSTER, message.request))
 
 
+def test_replies_that_take_longer_than_the_interval_renew_a_claim() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.sent.clear()
+    owner.pass_time(2500 * MS)
+    numbers = {message.request for _, message in owner.take(wire.CursorRenewal)}
+    first, last = sorted(numbers)
+    owner.give(wire.CursorsRenewed(CLUSTER, first, paused=[cursor(is_paused=True)]))
+    assert owner.state(call).is_paused
+    owner.give(wire.CursorsRenewed(CLUSTER, last))
+    assert not owner.state(call).is_paused
+
+
+def test_reply_to_an_older_renewal_undoes_no_newer_one() -> None:
+    owner = Owner()
+    call = owner.own()
+    owner.sent.clear()
+    owner.pass_time(2500 * MS)
+    numbers = {message.request for _, message in owner.take(wire.CursorRenewal)}
+    first, last = sorted(numbers)
+    owner.give(wire.CursorsRenewed(CLUSTER, last, paused=[cursor(is_paused=True)]))
+    owner.give(wire.CursorsRenewed(CLUSTER, first))
+    assert owner.state(call).is_paused
+
+
+def test_two_renewals_are_open_at_most() -> None:
+    owner = Owner()
+    owner.own()
+    owner.pass_time(60 * S)
+    membership = owner.core._claims._membership
+    numbers = {message.request for _, message in owner.take(wire.CursorRenewal)}
+    assert sum(map(membership.is_open, numbers)) == 2
+
+
 def test_shortest_lease_sets_the_interval_of_the_renewals() -> None:
     owner = Owner()
     owner.own()

@@ -213,6 +213,10 @@ class Cluster:
         """Kill a node (SIGKILL); return when it is dead. Does nothing if it was dead.
 
         A supervised cluster restarts it.
+
+        Raises:
+            UnavailableError: it has not ended after 5 s, for example because its disk hangs.
+
         """
         self._supervisor.kill(name)
 

@@ -69,8 +69,10 @@ class _Node(msgspec.Struct):
     unreachable_since: int | None = None
     #: When it was reported last.
     last_unreachable_at: int = 0
-    #: Minimum time from its start before it is killed.
+    #: Minimum time from its start, and from its last kill, before it is killed.
     grace: int = MIN_START_NS
+    #: When it was killed last, or long ago. A process whose disk hangs ends later.
+    killed_at: int = -(2**62)
 
 
 class RestartPolicy:
@@ -136,8 +138,10 @@ class RestartPolicy:
             node.last_unreachable_at = now
             if had_gap or node.unreachable_since is None:
                 node.unreachable_since = now
-            due_at = max(node.unreachable_since + UNREACHABLE_NS, process.started + node.grace)
+            began = max(process.started, node.killed_at)
+            due_at = max(node.unreachable_since + UNREACHABLE_NS, began + node.grace)
             if not process.is_dead and now >= due_at:
+                node.killed_at = now
                 node.grace = max(FIRST_GRACE_NS, min(2 * node.grace, MAX_GRACE_NS))
                 due.append(name)
         return due

@@ -11,6 +11,7 @@ Invariant: one supervisor per data directory, guarded by a lock on `supervisor.p
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from ziplog.config import ClusterConfig
     from ziplog.config_keys import Change
 
+_log: Final = logging.getLogger(__name__)
 #: The cluster file's name in a data directory.
 CLUSTER_FILE: Final = "cluster.toml"
 #: Locked by the supervisor of a data directory; holds its process id.
 LOCK_FILE: Final = "supervisor.pid"
 #: Time limit for a process to stop after SIGSTOP.
 _STOP_S: Final = 1.0
+#: Time limit for a process to end after SIGKILL: it waits in the kernel if its disk hangs.
+_KILL_S: Final = 5.0
 #: Time after which a node that has not stopped gets a second SIGTERM.
 _SPARED_S: Final = 0.2
 #: With less free space a node may be unable to write its log, in bytes.
@@ -156,7 +160,7 @@ class Supervisor:
                 self._processes[name] = spawn(command, log.fileno())
 
     def replace(self, name: str) -> None:
-        """Kill a node (SIGKILL) and start it again; raises what `start` raises."""
+        """Kill a node (SIGKILL) and start it again; raises what `kill` and `start` raise."""
         with self._guard:
             self.kill(name)
             self.start(name)
@@ -212,13 +216,21 @@ class Supervisor:
         return self._running(name).pid
 
     def kill(self, name: str) -> None:
-        """Kill a node (SIGKILL). Does nothing if it is dead."""
+        """Kill a node (SIGKILL). Does nothing if it is dead.
+
+        Raises:
+            ConfigError: there is no such node.
+            UnavailableError: it has not ended yet, for example because its disk hangs.
+
+        """
         self._module(name)
         with self._guard:
             process = self._processes.get(name)
-            if process is not None:
-                process.kill()
-                process.wait()
+            if process is not None and not _killed(process, time.monotonic() + _KILL_S):
+                raise UnavailableError(
+                    f"{name} (process {process.pid}) was killed and does not end: it waits in the"
+                    " kernel, for a disk for example"
+                )
 
     def pause(self, name: str) -> None:
         """Pause a running node (SIGSTOP); returns when it has stopped."""
@@ -292,9 +304,9 @@ class Supervisor:
         if self._await_ends(min(deadline, time.monotonic() + _SPARED_S)):
             self._terminate_all()
         killed = self._await_ends(deadline)
-        for name in killed:
-            self._processes[name].kill()
-            self._processes[name].wait()
+        deadline = time.monotonic() + _KILL_S
+        if left := [name for name in killed if not _killed(self._processes[name], deadline)]:
+            _log.warning("killed, but does not end, perhaps because its disk hangs: %s", left)
         self._processes.clear()
         return killed
 
@@ -323,6 +335,16 @@ class Supervisor:
 
     def _module(self, name: str) -> str:
         return module_of(self.config, name)
+
+
+def _killed(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Kill a process; return whether it has ended by then."""
+    process.kill()
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def module_of(config: ClusterConfig, name: str) -> str:

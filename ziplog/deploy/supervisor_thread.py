@@ -230,6 +230,8 @@ class SupervisorThread:
             )
             try:
                 supervisor.replace(name)
+            except UnavailableError as error:
+                log.warning("%s; it is started again once it has ended", error)
             except OSError as error:
                 _warn(name, error)
 

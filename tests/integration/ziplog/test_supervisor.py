@@ -16,7 +16,7 @@ from tests.unit.ziplog.nodes import IDLE, PATIENT, exists, make, ready, rewrite
 from tests.waiting import wait_until
 from ziplog.config import load
 from ziplog.config_text import dump
-from ziplog.deploy import new_shard
+from ziplog.deploy import new_shard, supervisor
 from ziplog.deploy.supervisor import CLUSTER_FILE, Supervisor, running_pid
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.runtime import child_processes
@@ -145,6 +145,27 @@ def test_stop_ends_paused_processes_and_kills_those_that_ignore_it(directory: Pa
     assert running.stop(timeout_s=2.0) == ["shard-0-0"]
     assert not any(exists(pid) for pid in pids)
     assert running.stop() == []
+
+
+def test_a_process_that_a_kill_does_not_end_blocks_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "_KILL_S", 0.1)
+    running = Supervisor(directory)
+    pid, process = ready(running, "shard-0-0"), running._processes["shard-0-0"]
+    kill = process.kill
+    monkeypatch.setattr(process, "kill", lambda: None)  # As if it waited for its disk.
+    try:
+        for act in (running.kill, running.replace):
+            with pytest.raises(UnavailableError, match=f"process {pid}. was killed and does not"):
+                act("shard-0-0")
+        assert running.pid("shard-0-0") == pid
+        assert running.stop(timeout_s=0.1) == ["shard-0-0"]
+    finally:
+        kill()
+        process.wait()
+    assert "does not end, perhaps because its disk hangs: ['shard-0-0']" in caplog.text
+    assert running_pid(directory) is None
 
 
 def test_stop_repeats_its_sigterm_for_servers_that_wait_for_others(directory: Path) -> None:

@@ -112,6 +112,14 @@ def test_one_that_was_started_since_gets_more_time_and_more_with_each_kill() -> 
     assert graces == [min(FIRST_GRACE_NS * 2**n, MAX_GRACE_NS) for n in range(6)]
 
 
+def test_one_that_a_kill_has_not_ended_is_killed_again_as_late_as_a_new_one() -> None:
+    policy = RestartPolicy()
+    killed = order(policy, 0, 10 * UNREACHABLE_NS)
+    assert killed is not None
+    again = order(policy, killed + ASK_NS, killed + 2 * FIRST_GRACE_NS)
+    assert again == killed + FIRST_GRACE_NS
+
+
 def test_one_that_is_reachable_for_a_moment_after_each_kill_gets_more_time_too() -> None:
     policy, graces = RestartPolicy(), []
     started = order(policy, 0, 10 * UNREACHABLE_NS)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.02
+#: Longest time limit of one query while a cluster starts, in seconds.
+_MAX_PATIENCE_S: Final = 8.0
 #: Default time limit for the start of a cluster.
 _START_S: Final = 30.0
 #: Default time limit for a change of the shards.
@@ -378,15 +380,19 @@ class Cluster:
 
     def _wait_live(self, timeout: float, *, accept_limbo: bool) -> str:
         """Wait until the cluster is live; return its id."""
-        deadline = time.monotonic() + timeout
+        deadline, patience_s = time.monotonic() + timeout, 1.0
         with contextlib.ExitStack() as stack:
             client: Log | None = None
             while True:
                 self._check_alive(self.nodes)
                 status: dict[str, Any] | None = None
-                with contextlib.suppress(UnavailableError):
-                    client = client or stack.enter_context(self.connect(timeout=1.0))
-                    status = client.cluster()
+                try:
+                    client = client or stack.enter_context(self.connect(timeout=patience_s))
+                    status = client.cluster(timeout=patience_s)
+                except DeadlineError:  # On a slow machine a reply may take longer.
+                    patience_s = min(2 * patience_s, _MAX_PATIENCE_S)
+                except UnavailableError:
+                    pass  # No node of the service listens yet, or none leads.
                 missing = self._what_is_missing(status, accept_limbo=accept_limbo)
                 if status is not None and not missing:
                     return str(status["cluster_id"])
@@ -524,6 +530,6 @@ def _refuse_nodes(directory: Path, config: ClusterConfig) -> None:
 
 def _remove_files(directory: Path, nodes: list[str]) -> None:
     """Remove a new cluster that did not become live: the next attempt may have other arguments."""
-    (directory / CLUSTER_FILE).unlink()
+    (directory / CLUSTER_FILE).unlink(missing_ok=True)
     for name in nodes:
         shutil.rmtree(directory / name, ignore_errors=True)

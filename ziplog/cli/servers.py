@@ -244,7 +244,14 @@ def _stop(data_dir: Path, timeout: float) -> int | None:
         time.sleep(0.05)
     if pid is None:
         return None
-    os.kill(pid, signal.SIGTERM)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # It has just ended.
+    except PermissionError as error:
+        raise UnavailableError(
+            f"the cluster in {data_dir} belongs to another user: process {pid} cannot be stopped"
+        ) from error
     with waiting(f"waiting until process {pid} has stopped all nodes"):
         while running_pid(data_dir) is not None:
             if time.monotonic() > deadline:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ziplog.client.blocking import Log
 
 _POLL_S: Final = 0.1
-_STATUS_TIMEOUT_S: Final = 1.0
+#: Time limit of one status: a service that is far away, or busy, may take over a second.
+_STATUS_TIMEOUT_S: Final = 5.0
 _PROC: Final = Path("/proc")
 #: In the cluster's directory: locked while a restart runs.
 _LOCK_FILE: Final = "restart.lock"
@@ -149,7 +150,7 @@ class RollingRestart:
                 continue
             try:
                 arguments = (entry / "cmdline").read_bytes().split(b"\0")
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
             except OSError:  # The process has ended.
                 continue
             is_node = (

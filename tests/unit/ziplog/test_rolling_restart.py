@@ -89,3 +89,27 @@ def test_a_node_that_dies_before_its_sigterm_is_restarted_like_the_others(
     done: list[str] = []
     RollingRestart(tmp_path, log, 1.0).run(["b"], lambda name, _: done.append(name))
     assert done == ["b"]
+
+
+def test_processes_with_any_name_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(pid: int, name: bytes, *arguments: bytes) -> None:
+        directory = tmp_path / str(pid)
+        directory.mkdir()
+        (directory / "stat").write_bytes(b"%d (%s) S 7 1" % (pid, name))
+        (directory / "cmdline").write_bytes(b"\0".join(arguments) + b"\0")
+
+    class Log:
+        """A client that knows a cluster which is well."""
+
+        def cluster(self) -> dict[str, Any]:
+            return status()
+
+    add(8, b"caf\xc3", b"caf\xc3")
+    add(9, b"python3) (x", b"python3", b"-m", b"shard", b"--node", b"b")
+    monkeypatch.setattr(rolling_restart, "_PROC", tmp_path)
+    monkeypatch.setattr(rolling_restart, "running_pid", lambda _: 7)
+    log: Any = Log()
+    restart = RollingRestart(tmp_path, log, 1.0)
+    assert (restart._process("b"), restart._process("a")) == (9, None)

@@ -1,8 +1,8 @@
 """Random histories of Raft nodes on a simulated network; Raft's invariants are checked each step.
 
-At random, messages are delayed, connections break, and nodes time out, hear no leader, crash, lose
-their directories (never a majority of them) and trim their journals. Checked: there is at most one
-leader per term; all nodes commit the same entries; a leader holds every committed entry.
+At random, messages are delayed, connections break, and nodes time out, crash, lose their
+directories (never a majority of them) and trim their journals. Checked: there is at most one leader
+per term; all nodes commit the same entries; a leader holds every committed entry.
 """
 
 from __future__ import annotations
@@ -200,7 +200,6 @@ class World:
         if receiver in self.up:
             with self.running(receiver) as node:
                 peer = self.peer(receiver, sender)
-                node._hears_until = self.chance.choice((0.0, 0.0, NEVER))
                 node._SyncObj__transport.receive(peer, codec.loads(message))
 
     def tick(self, name: str, *, times_out: bool = False, beats: bool = False) -> None:

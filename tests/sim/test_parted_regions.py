@@ -110,7 +110,7 @@ def test_a_shard_over_the_parted_regions_begins_its_next_view(service: str, hand
 
 @pytest.mark.parametrize("seed", STALLED)
 def test_it_begins_its_next_view_also_while_nodes_stand_for_election(seed: int) -> None:
-    """With real consensus, a node that does not hear its leader stands again and again, in vain."""
+    """With real consensus, a node that does not hear its leader stands again and again."""
     kernel = Kernel(seed)
     with simulated(kernel, is_raft_real=True):
         cluster = SimCluster(kernel, PLAN._replace(is_raft_real=True))

@@ -48,9 +48,6 @@ _MAX_SNAPSHOT: Final = 1 << 30
 #: connections alive on which nothing else is sent before an election.
 _STATUS_INTERVAL_S: Final = 0.2
 _VOTER_STATUS_INTERVAL_S: Final = 1.0
-#: A node hears its leader if it sent something within this many intervals of its heartbeats: less
-#: than the shortest silence after which a node stands for election.
-_HEARD_INTERVALS: Final = 3
 #: Interval between log lines about a node that does not vote yet.
 _NON_VOTER_LOG_INTERVAL_S: Final = 10.0
 
@@ -142,8 +139,6 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         self._pieces = bytearray()
         #: Proposed commands that the library has not got: with the term that they count in.
         self._proposed: queue.SimpleQueue[_Proposal] = queue.SimpleQueue()
-        #: Time until which this node hears its leader, if no other message comes from it.
-        self._hears_until = 0.0
         self._next_status_at = 0.0
         self._next_non_voter_log_at = time.monotonic() + _NON_VOTER_LOG_INTERVAL_S
         super().__init__(own, others, conf, transportClass=Transport)
@@ -207,8 +202,6 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
                 self._on_admitted(peer, msgspec.convert(message, _Admitted))
             case "request_vote" if not self.is_voter:
                 pass  # an earlier directory of this node may have voted in that term
-            case "request_vote" if self._hears_leader_besides(peer):
-                pass  # only the candidate is cut off; its term would end the leadership
             case kind:
                 msgspec.convert(message, _LIBRARY_MESSAGES[kind])
                 super()._SyncObj__onMessageReceived(peer, message)
@@ -429,16 +422,6 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
             self._SyncObj__raftLeader = leader
             self._pieces.clear()
         self._SyncObj__setState(_FOLLOWER)
-        self._hears_until = time.monotonic() + _HEARD_INTERVALS * self.conf.appendEntriesPeriod
-
-    def _hears_leader_besides(self, candidate: Any) -> bool:
-        """Whether another node than the candidate leads, and this node hears it."""
-        leader = self._getLeader()
-        return (
-            leader not in {None, self.selfNode, candidate}
-            and self.isNodeConnected(leader)
-            and time.monotonic() < self._hears_until
-        )
 
     def _wait_for_leader(self) -> None:
         timeout = self._SyncObj__generateRaftTimeout()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,26 +95,6 @@ def test_candidate_with_an_older_log_gets_no_vote(bench: Callable[..., Bench]) -
     node.hear(node.c, type="request_vote", term=8, last_log_index=2, last_log_term=4)
     assert node.wire.sent == []
     assert node.journal.term == 8
-
-
-@pytest.mark.parametrize("is_connected", [True, False])
-def test_a_candidate_gets_no_vote_while_the_leader_is_heard(
-    bench: Callable[..., Bench], is_connected: bool
-) -> None:
-    """Only the candidate is cut off; otherwise leaders would replace each other without end."""
-    node = bench(entries(2, 4))
-    request = {"type": "request_vote", "term": 7, "last_log_index": 9, "last_log_term": 6}
-    node.append(2, 4, 5)
-    node.wire.sent.clear()
-    node.hear(node.c, **request)
-    assert not node.wire.sent
-    assert node.journal.term == TERM
-    if is_connected:
-        node.node._hears_until = time.monotonic()
-    else:
-        node.node._SyncObj__onNodeDisconnected(node.b)
-    node.hear(node.c, **request)
-    assert node.wire.sent == [(node.c.id, {"type": "response_vote", "term": 7})]
 
 
 def test_candidate_stores_its_own_vote_before_it_requests_votes(

@@ -93,6 +93,7 @@ class Cleaner:
         self._wait_for_gsn = self._resume_at = 0
         if task is not None:
             task.cancel()
+        self._round.unsubscribe()
         self._schedule.stop()
 
     def _start(self, steps: Generator[Any, Any, None]) -> None:
@@ -110,6 +111,7 @@ class Cleaner:
 
     def _on_end(self, result: ZiplogError | None) -> None:
         self._task = None
+        self._round.unsubscribe()
         is_failed = isinstance(result, ZiplogError)
         self._schedule.on_end(self._calls.now, failed=is_failed)
         if is_failed:

@@ -82,6 +82,8 @@ class CleaningRound:
         self._counts: Final = counts
         #: When this round was last announced.
         self._announced_at = 0
+        #: The open subscription's number; 0: none.
+        self._subscription = 0
 
     def run(self) -> Steps:
         """Run a round."""
@@ -106,6 +108,15 @@ class CleaningRound:
         yield TrimRequest(self._deadline(), RecordId(gsn, 0))
         self._counts.trimmed = gsn
 
+    def unsubscribe(self) -> None:
+        """End the subscription of a round, which has moved its entries, failed or was cancelled.
+
+        Not in a `finally` of its steps: those also run when an abandoned round is collected.
+        """
+        subscription, self._subscription = self._subscription, 0
+        if subscription:
+            self._calls.call(UnsubscribeRequest(NEVER, subscription), ignore)
+
     # --- announce ---
 
     def _announce(self, cut: int) -> Generator[Any, Any, RecordId]:
@@ -129,16 +140,14 @@ class CleaningRound:
         """
         relocation = Relocation(self._part_bytes())
         last = copied = RID_GENESIS
-        subscription = yield from self._subscribe()
-        try:
-            while cut > relocation.passed + 1:
-                fetched = yield from self._fetch(subscription)
-                foreign, cut = self._collect_moves(fetched.records, relocation, cut)
-                last = max(last, (yield from self._insert_moves(relocation.pop_full())))
-                copied = yield from self._copy(foreign, copied)
-                yield from self._yield_slice(cut)
-        finally:
-            self._calls.call(UnsubscribeRequest(NEVER, subscription), ignore)
+        self._subscription = yield from self._subscribe()
+        while cut > relocation.passed + 1:
+            fetched = yield from self._fetch()
+            foreign, cut = self._collect_moves(fetched.records, relocation, cut)
+            last = max(last, (yield from self._insert_moves(relocation.pop_full())))
+            copied = yield from self._copy(foreign, copied)
+            yield from self._yield_slice(cut)
+        self.unsubscribe()
         last = max(last, (yield from self._insert_moves(relocation.finish())))
         yield WaitUntil(last.gsn)
         return cut
@@ -258,9 +267,9 @@ class CleaningRound:
             else:
                 return number
 
-    def _fetch(self, subscription: int) -> Generator[Any, Any, Fetched]:
+    def _fetch(self) -> Generator[Any, Any, Fetched]:
         count = self._settings.slice_keys
-        fetched: Fetched = yield FetchRequest(self._deadline(), subscription, count)
+        fetched: Fetched = yield FetchRequest(self._deadline(), self._subscription, count)
         if not fetched.records:
             raise UnavailableError("the log could not be read up to the cut before the deadline")
         return fetched

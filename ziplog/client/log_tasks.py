@@ -4,8 +4,9 @@ A *task* is a generator that yields requests of `ziplog.client.common.requests`.
 result of the request, or with its exception raised at the `yield`. It may yield a list of requests,
 which run concurrently; it resumes with the list of their results, exceptions included. Any other
 step is started by a hook of the `Task`. A `ZiplogError` that it does not catch ends a task; other
-exceptions are programming errors. Only the node may pop the core's effects. LogDB's coordinators
-and clients use it, and players. Deterministic, like the core.
+exceptions are programming errors. A `finally` of a task must not start calls: it also runs when
+Python collects an abandoned generator. Only the node may pop the core's effects. LogDB's
+coordinators and clients use it, and players. Deterministic, like the core.
 """
 
 from __future__ import annotations

@@ -45,3 +45,35 @@ def test_a_round_lasts_until_its_checkpoint_is_applied() -> None:
     small.settle()
     assert (cleaner.is_busy, cleaner.counts.rounds) == (False, 1)
     assert any(isinstance(one, TrimRequest) for one in small.core.requests)
+
+
+def moving() -> Small:
+    """Return a coordinator whose round reads the log to move its entries."""
+    log = FakeLog(seed=1)
+    oracle = Oracle(log)
+    overwrite(oracle, random.Random(1), 120)
+    small = Small(log, "a", at_once=False)
+    for _ in range(400):
+        small.step()
+        if len(small.core.subscriptions) == 2:
+            return small
+    raise AssertionError("no round read the log")
+
+
+def test_a_cancelled_round_ends_its_subscription() -> None:
+    small = moving()
+    assert small.cleaner is not None
+    small.cleaner.close()
+    small.step()
+    assert len(small.core.subscriptions) == 1
+
+
+def test_an_abandoned_round_starts_no_call() -> None:
+    """The collector closes its generator at any moment, also while the log's client runs."""
+    small = moving()
+    assert small.cleaner is not None
+    task = small.cleaner._task
+    assert task is not None
+    before = len(small.core.requests)
+    task._steps.close()
+    assert len(small.core.requests) == before

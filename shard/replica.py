@@ -364,7 +364,7 @@ class Replica:
 
     def _trim(self, gsn: int) -> None:
         self.state.trim = gsn
-        self.state.store.trim(gsn)
+        self.state.delete_trimmed()
         self._readers.on_trim()
         self._marks.write_trim_point()
 
@@ -419,6 +419,7 @@ class Replica:
         self._repair.tick(self._now)
         if self._now >= self._heartbeat.due:
             self._heartbeat.send(self._now)
+            self.state.delete_trimmed()
             self._readers.drop_idle(self._now)
             if self.state.server_state == "up":
                 self._role.expire_sessions(self._now)

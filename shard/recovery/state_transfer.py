@@ -61,6 +61,9 @@ class StateTransfer:
         # A log without a readable entry cannot be compared: it is copied as a whole.
         is_empty = store.first_fseq > store.last_fseq or not store.last_view
         self._after, self._after_view = (0, 0) if is_empty else (store.last_fseq, store.last_view)
+        #: The last entry here that is known to be stable. Trimmed ones were, also if the log could
+        #: not be read at the start.
+        self._known: Final = max(state.stream.stable, store.first_fseq - 1)
         #: The received session tables: their number, their last unit, their content.
         self._tables = 0
         self._last_unit = (b"", 0)
@@ -151,9 +154,8 @@ class StateTransfer:
         """
         if answer.keep < answer.after or self._is_common:
             return answer.keep
-        stream = self._state.stream
-        if stream.stable < answer.after and stream.stable_end <= answer.trim:
-            return stream.stable
+        if self._known < answer.after and self._state.stream.stable_end <= answer.trim:
+            return self._known
         self._is_common = True
         return answer.keep
 
@@ -174,7 +176,7 @@ class StateTransfer:
         the common part, so it cannot name that part's end.
         """
         state, store = self._state, self._state.store
-        stable = state.stream.stable
+        stable = self._known
         if keep == self._after - 1:
             # The survivor has no entry of our last entry's view there: drop the whole view.
             keep = max(min(keep, store.last_of(self._after_view - 1)), min(keep, stable))
@@ -287,8 +289,8 @@ class StateTransfer:
         """Set the decision log to the survivor's position."""
         store, stream = self._state.store, self._state.stream
         stable, durable = stream.stable_mark, stream.durable_mark
-        if self._stable > stable.fseq:
-            stable = watermark_at(store, self._stable)
+        if max(self._stable, self._known) > stable.fseq:
+            stable = watermark_at(store, max(self._stable, self._known))
         if durable.fseq < store.first_fseq - 1:
             durable = watermark_at(store, store.first_fseq - 1)
         stream.restore(stable, durable, list(entries_after(store, stable.fseq)))
@@ -298,7 +300,7 @@ def serve(state: ReplicaState, route: bytes, request: Fetch) -> UnreadableError 
     """Answer a replica that copies this one's log or repairs its own; return the error, if any."""
     store = state.store
     after, last = request.after, store.last_fseq
-    keep = _common(state, after, request.after_view)
+    keep = _common(state, request)
     entries: list[Entry] = []
     sessions: list[SessionTable] = []
     left = 0
@@ -323,11 +325,15 @@ def serve(state: ReplicaState, route: bytes, request: Fetch) -> UnreadableError 
     return None
 
 
-def _common(state: ReplicaState, after: int, view: int) -> int:
-    """Return the last entry up to which a log that ends with this entry may be kept."""
-    store = state.store
+def _common(state: ReplicaState, request: Fetch) -> int:
+    """Return the last entry up to which the log of a request may be kept.
+
+    A replica that joins sends view 0 with an entry that it has trimmed; such an entry was stable.
+    """
+    store, after, view = state.store, request.after, request.after_view
     low, high = store.views_at(after)
-    if after < store.first_fseq or (after <= store.last_fseq and low <= view <= high):
+    is_same = low <= view <= high or (not view and bool(request.view))
+    if after < store.first_fseq or (after <= store.last_fseq and is_same):
         return after
     return min(after - 1, store.last_of(view))
 

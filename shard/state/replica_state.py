@@ -125,7 +125,7 @@ class ReplicaState:
         self.has_no_positions = False
         #: All that the shard will ever own is on the disks of this server and of all others.
         self.is_sealed = False
-        self.trim = 0
+        self.trim = self._deleted_below = 0
         self.wire_use: Final = WireUse(config.release, config.wire)
         self.level: Final = AckLevel(config.durability, config.recorded_level)
         self.clock: Final = EpochClock(config.shard)
@@ -209,6 +209,16 @@ class ReplicaState:
         Without a watermark record, a server serves no reader before it learns the trim point.
         """
         return self.trim if self.store.mark is None else min(self.trim, self.recorded_trim.on_disk)
+
+    def delete_trimmed(self) -> None:
+        """Delete the trimmed entries that are known to be stable.
+
+        The shard may have dropped the others, and decided other entries in their place.
+        """
+        gsn = min(self.trim, self.stream.stable_end)
+        if gsn > self._deleted_below:
+            self._deleted_below = gsn
+            self.store.trim(gsn)
 
     def break_promises(self, now: int) -> None:
         """End the epochs of the next second, as for a reader, because a unit is refused.

@@ -252,7 +252,7 @@ def sessions_do_not_survive_the_view() -> Iterator[None]:
 @mutant(kill_the_primary, "the primary is killed under load; slow network")
 def undecided_log_is_kept() -> Iterator[None]:
     """A joining server keeps entries that the survivor does not have (D25)."""
-    with replaced(shard.recovery.state_transfer, "_common", lambda _state, after, _view: after):
+    with replaced(shard.recovery.state_transfer, "_common", lambda _, request: request.after):
         yield
 
 

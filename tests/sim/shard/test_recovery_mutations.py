@@ -19,6 +19,7 @@ from shard.recovery.participant import RecoveryParticipant
 from shard.recovery.state_transfer import StateTransfer
 from shard.replica import Replica
 from shard.serving.readers import Readers
+from shard.state.replica_state import ReplicaState
 from shard.state.sessions import Sessions
 from tests.unit.shard import test_failure_detector as suspicion
 from tests.unit.shard import test_recovery as held
@@ -91,7 +92,7 @@ def sessions_are_forgotten(patch: Patch) -> None:
 
 def an_undecided_log_is_kept(patch: Patch) -> None:
     """D25: a server keeps entries that the survivor does not have."""
-    patch.setattr(state_transfer, "_common", lambda _state, after, _view: after)
+    patch.setattr(state_transfer, "_common", lambda _, request: request.after)
 
 
 def stable_entries_are_dropped(patch: Patch) -> None:
@@ -103,6 +104,10 @@ def stable_entries_are_dropped(patch: Patch) -> None:
         self._after, self._after_view = keep, self._state.store.view_at(keep)
 
     patch.setattr(StateTransfer, "_cut", mutant)
+
+
+def trims_delete_what_may_not_be_stable(patch: Patch) -> None:
+    patch.setattr(ReplicaState, "delete_trimmed", lambda self: self.store.trim(self.trim))
 
 
 def any_log_will_do(patch: Patch) -> None:
@@ -176,6 +181,10 @@ MUTANTS: list[tuple[Mutant, Callable[[], None]]] = [
         held.test_attempt_that_was_not_decided_is_cut_off_by_the_one_that_was,
     ),
     (stable_entries_are_dropped, held.test_server_that_would_have_to_drop_stable_entries_stops),
+    (
+        trims_delete_what_may_not_be_stable,
+        held.test_a_server_in_limbo_deletes_no_entry_that_may_not_be_stable,
+    ),
     (any_log_will_do, held.test_other_log_than_the_decided_one_stops_the_server),
     (sent_before_it_is_on_disk, held.test_promise_is_sent_only_once_it_is_on_disk),
     (

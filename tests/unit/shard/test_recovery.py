@@ -571,3 +571,61 @@ def test_an_entry_that_the_survivor_has_trimmed_is_not_taken_for_its_own(is_witn
     assert world.run_until(lambda: joined(world, THIRD), 2 * S)
     assert not world.halts
     assert log(world, THIRD) == log(world, BACKUP)
+
+
+@pytest.mark.parametrize("is_witness", [False, True])
+def test_a_log_is_cut_to_the_entry_before_which_it_was_trimmed(is_witness: bool) -> None:
+    """The server no longer knows that entry's view, and the survivor still has the entry."""
+    world = start(2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    world.run(300 * MS)
+    send(world, insert(2), BACKUP)
+    promise(world, THIRD, 2)
+    frozen = promise(world, BACKUP, 3)
+    order(world, decision(frozen), BACKUP, PRIMARY)
+    assert world.run_until(lambda: joined(world, BACKUP, PRIMARY), 2 * S)
+    trimmed = world.stores[THIRD]
+    trimmed.trim(2)
+    assert (trimmed.first_fseq, trimmed.last_fseq, trimmed.view_at(2)) == (2, 2, 2)
+    if not is_witness:
+        crash(world, THIRD, 2)
+    order(world, decision(frozen), THIRD)
+    assert world.run_until(lambda: joined(world, THIRD), 2 * S)
+    assert not world.halts
+    assert log(world, THIRD) == log(world, BACKUP)[1:]
+
+
+def test_a_server_in_limbo_deletes_no_entry_that_may_not_be_stable() -> None:
+    """It may have to drop the entry, and then needs the ones before it."""
+    world = start()
+    for seq in range(1, 5):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    crash(world, BACKUP)
+    store = world.stores[BACKUP]
+    assert store.mark is not None
+    assert (store.mark.stable, store.first_fseq) == (0, 1)
+    trim = places(world, PRIMARY)[3].gsns[0]
+    world.send("mms-0", BACKUP, wire.LeaseAnnounced(CLUSTER, [], 0, [], trim), reply=True)
+    world.run(100 * MS)
+    assert store.first_fseq == 1
+    recover(world, PRIMARY, BACKUP)
+    assert world.run_until(lambda: store.first_fseq > 1, 2 * S)
+
+
+def test_a_trimmed_log_that_could_not_be_read_at_the_start_is_replaced() -> None:
+    """Its server knows no stable entry, although what it has trimmed was stable."""
+    world = start()
+    for seq in range(1, 5):
+        send(world, insert(seq), PRIMARY, BACKUP)
+    store = world.stores[BACKUP]
+    store.trim(places(world, PRIMARY)[2].gsns[0])
+    store.damaged = {store.first_fseq}
+    crash(world, BACKUP)
+    assert replica(world, BACKUP).state.stream.stable == 0 < store.first_fseq - 1
+    survivor = replica(world, PRIMARY).state
+    frozen = promise(world, PRIMARY)
+    survivor.trim = LEASE.stop
+    survivor.store.trim(LEASE.stop)
+    order(world, decision(frozen), PRIMARY, BACKUP)
+    assert world.run_until(lambda: joined(world, PRIMARY, BACKUP), 2 * S)
+    assert not world.halts

@@ -179,6 +179,32 @@ def test_a_leader_that_is_cut_off_leads_no_more_and_follows_when_it_is_back() ->
         assert lost not in made.committed
 
 
+@pytest.mark.parametrize(("size", "cut_off"), [(3, 1), (3, 2), (5, 1), (5, 4)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_node_that_reaches_both_leads_while_one_link_is_cut(
+    seed: int, size: int, cut_off: int
+) -> None:
+    """Otherwise the nodes of the link replace each other, or one of them never hears a leader."""
+    with world(seed, size) as made:
+        leader, lost = made.group.leader, made.names[cut_off]
+        assert leader == "node-0"
+        elections = len(made.leaders)
+        made.network.cut(leader, lost)
+        made.network.cut(lost, leader)
+        for _ in range(200):
+            for name in made.names:
+                made.propose(name)
+            made.kernel.run(100 * MS)
+        assert made.group.leader not in {leader, lost}
+        assert len(made.leaders) <= elections + 2
+        command = made.propose(made.group.leader)
+        made.wait(
+            lambda: all(words[-1:] == [command] for words in made.words()),
+            APPLIED_WITHIN_NS,
+            "a node does not hear the leader",
+        )
+
+
 def test_both_ends_learn_of_a_broken_connection_at_different_times() -> None:
     with world(5) as made:
         one, other = followers(made)

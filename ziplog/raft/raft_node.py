@@ -48,6 +48,9 @@ _MAX_SNAPSHOT: Final = 1 << 30
 #: connections alive on which nothing else is sent before an election.
 _STATUS_INTERVAL_S: Final = 0.2
 _VOTER_STATUS_INTERVAL_S: Final = 1.0
+#: A node hears its leader if it sent something within this many intervals of its heartbeats: less
+#: than the shortest silence after which a node stands for election.
+_HEARD_INTERVALS: Final = 3
 #: Interval between log lines about a node that does not vote yet.
 _NON_VOTER_LOG_INTERVAL_S: Final = 10.0
 
@@ -139,6 +142,8 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         self._pieces = bytearray()
         #: Proposed commands that the library has not got: with the term that they count in.
         self._proposed: queue.SimpleQueue[_Proposal] = queue.SimpleQueue()
+        #: Time until which this node hears its leader, if no other message comes from it.
+        self._hears_until = 0.0
         self._next_status_at = 0.0
         self._next_non_voter_log_at = time.monotonic() + _NON_VOTER_LOG_INTERVAL_S
         super().__init__(own, others, conf, transportClass=Transport)
@@ -202,6 +207,8 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
                 self._on_admitted(peer, msgspec.convert(message, _Admitted))
             case "request_vote" if not self.is_voter:
                 pass  # an earlier directory of this node may have voted in that term
+            case "request_vote" if self._reaches_leader_for(peer):
+                self._stand_for(msgspec.convert(message, _VoteRequest))
             case kind:
                 msgspec.convert(message, _LIBRARY_MESSAGES[kind])
                 super()._SyncObj__onMessageReceived(peer, message)
@@ -279,6 +286,28 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
             return
         if not self.is_voter:
             self._SyncObj__raftLeader = None
+
+    # --- elections ---
+
+    def _reaches_leader_for(self, candidate: Any) -> bool:
+        """Whether this node hears the leader, and is to stand in the candidate's place.
+
+        Of several such nodes, the first one that is connected stands.
+        """
+        leader = self._getLeader()
+        if leader in {None, self.selfNode, candidate} or time.monotonic() >= self._hears_until:
+            return False
+        between = [node.id for node in self.connected_nodes() if node not in {leader, candidate}]
+        return self.isNodeConnected(leader) and all(self._own < other for other in between)
+
+    def _stand_for(self, request: _VoteRequest) -> None:
+        """Stand for election: the candidate does not hear the leader, and this node reaches both.
+
+        Otherwise the two would replace each other for as long as the link between them is cut.
+        """
+        if request.term > self.raftCurrentTerm:
+            self._SyncObj__setCurrentTerm(request.term, None)
+            self._SyncObj__raftElectionDeadline = 0.0
 
     # --- voting rights ---
 
@@ -422,6 +451,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
             self._SyncObj__raftLeader = leader
             self._pieces.clear()
         self._SyncObj__setState(_FOLLOWER)
+        self._hears_until = time.monotonic() + _HEARD_INTERVALS * self.conf.appendEntriesPeriod
 
     def _wait_for_leader(self) -> None:
         timeout = self._SyncObj__generateRaftTimeout()

@@ -2,14 +2,13 @@
 
 Rule: only committed state is announced, and each server gets the leases that follow the one in its
 heartbeat. A server with a lease that was never committed gets the committed one, and halts on it
-(D30).
+(D30). A follower relays leases to a server that lacks them: its link to the leader may be cut.
 
 If leases have many members, each new lease is also published, once for all servers that receive
 publications. The other servers get messages of their own, and so do servers that lost one.
 
-Invariants: a server that reports a gap gets an announcement within half a second. An announcement
-fits a frame, however long the lease history is: a server gets the runs that it needs. If it does
-not report what it needs, it gets the history part by part.
+Invariants: a server that reports a gap gets an announcement within half a second. It fits a frame:
+the server gets the runs that it needs, or, if it does not report them, the history part by part.
 
 See docs/protocol.md, sections 3 and 13.
 """
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Minimum interval between two announcements of the same state to one server.
 _ANNOUNCE_INTERVAL_NS: Final = 500_000_000
+#: Age of a committed lease from which on a follower relays it to servers that lack it.
+_RELAY_NS: Final = 1_000_000_000
 #: The interval is at least this time for each member, for a server that holds no lease.
 _WHOLE_NS_PER_MEMBER: Final = 1_000_000
 #: Maximum number of cached membership changes: some seconds' worth at twenty leases a second.
@@ -71,6 +72,9 @@ class Announcements:
         self._published_at = 0
         #: The lease with which placements last changed.
         self.placements_changed_at = 0
+        #: A lease that was committed at least `_RELAY_NS` ago, and the last one at a later time.
+        self._relayed = self._noted = 0
+        self._noted_at = 0
         #: Membership changes, by the number of the first lease of the run that has them.
         self._changes: dict[int, tuple[tuple[Member, ...], tuple[int, ...]]] = {}
 
@@ -133,6 +137,18 @@ class Announcements:
         start = self._start(message, message.lease, message.digest)
         following = self._following(start, placements, now)
         return Send(server.route, self._with_limit(following, server))
+
+    def relay(self, server: Server, now: int) -> list[Effect]:
+        """Return what a follower announces to a server that sent a heartbeat: what it lacks."""
+        message, last = server.heartbeat, self._state.last
+        if message is None or last is None:
+            return []
+        if now - self._noted_at >= _RELAY_NS:
+            self._relayed, self._noted, self._noted_at = self._noted, last.number, now
+        is_behind = message.lease < self._relayed
+        if not is_behind or now - server.announced_alone_at < _ANNOUNCE_INTERVAL_NS:
+            return []
+        return [self.announce(server, now)]
 
     def _start(self, message: Heartbeat, number: int, digest: bytes) -> _Start:
         """Return the first lease that a server needs, if it holds those up to `number`."""

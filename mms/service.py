@@ -363,6 +363,7 @@ class MembershipService(ServiceNode):
         if self.config.rtt_ms and message.sent_us:
             self._effects.append(Send(src, Echo(self.cluster, message.sent_us)))
         if not self._is_leader:
+            self._effects += self.announcements.relay(server, now)
             return
         self._events.on_heartbeat(server, now)
         if not self.cluster:

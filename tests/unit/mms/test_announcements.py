@@ -10,8 +10,8 @@ import pytest
 
 from shard.state.epoch_clock import EpochClock, LeaseConflictError
 from tests.services import CLUSTER, MS, S
-from tests.unit.mms.world import FakeServer, World, working
-from ziplog.core.node import Received
+from tests.unit.mms.world import FakeServer, World, config, working
+from ziplog.core.node import LeaderChanged, Received
 from ziplog.core.view import (
     KEPT_RUNS,
     MANY_MEMBERS,
@@ -240,6 +240,43 @@ def test_an_announced_lease_counts_as_held_until_the_server_reports_a_gap() -> N
     assert not disconnected.has_gap
     assert all(step.count == 1 for m in other.announced[since:] for step in m.steps)
     assert all(len(message.steps) <= 1 for message in other.announced[since:])
+
+
+# --- relays of followers -----------------------------------------------------------------------
+
+
+def test_a_follower_relays_to_the_server_that_lacks_leases_for_a_second() -> None:
+    """Its link to the leader is cut, and readers wait for its shard's positions."""
+    world = World(config(mms=3)).lead().run(5 * S)
+    behind, held = world.servers[0], world.servers[0].lease
+    behind.is_disconnected = True
+    behind.active = world.servers[1].active = True
+    world.run(2 * S)
+    assert behind.lease == held != world.lease
+    world.step(LeaderChanged("mms-1", is_self=False))
+    behind.is_disconnected = False
+    world.sent.clear()
+    world.run(900 * MS)
+    assert behind.lease == held
+    world.run(2 * S)
+    assert behind.lease == world.lease
+    assert {dst for dst, message in world.sent if isinstance(message, LeaseAnnounced)} == {
+        behind.route
+    }
+
+
+def test_a_follower_relays_twice_a_second_at_most() -> None:
+    world = World(config(mms=3)).lead().run(5 * S)
+    behind = world.servers[0]
+    behind.lease = None
+    behind.is_disconnected = True
+    world.step(LeaderChanged("mms-1", is_self=False))
+    world.run(3 * S)
+    world.sent.clear()
+    for _ in range(20):
+        world.now += 100 * MS
+        world.send_heartbeat(behind)
+    assert len([m for _, m in world.sent if isinstance(m, LeaseAnnounced)]) == 4
 
 
 # --- a long history ----------------------------------------------------------------------------

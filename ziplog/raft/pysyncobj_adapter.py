@@ -163,7 +163,6 @@ def configuration(
         "dynamicMembershipChange": False,
         "useFork": False,
         "appendEntriesUseBatch": False,
-        "commandsQueueSize": MAX_PROPOSALS,
         "connectionRetryTime": 0.2,
         "connectionTimeout": distance.connection_silence_ns(rtt_ms) / NS_PER_S,
         "leaderFallbackTimeout": distance.leader_fallback_ns(rtt_ms) / NS_PER_S,

@@ -42,6 +42,8 @@ _FOLLOWER: Final = 0
 #: The entries of the library: without a command, and the first byte of one with a command.
 NO_OP: Final = b"\1"
 REGULAR: Final = b"\0"
+#: Size of the commands that are appended at once, in bytes, from which on others wait.
+_MAX_APPEND: Final = 1 << 20
 #: Maximum size of a received snapshot, in bytes; it is kept in memory until it is complete.
 _MAX_SNAPSHOT: Final = 1 << 30
 #: Interval between status messages of a node without and with a vote. The latter also keeps
@@ -140,7 +142,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         self._voter_statuses: dict[str, VoterStatus | None] = dict.fromkeys(others)
         self._pending_voters: dict[str, PendingVoter] = {}
         self._pieces = bytearray()
-        #: Proposed commands that the library has not got: with the term that they count in.
+        #: Proposed commands that are not appended: with the term that they count in.
         self._proposed: queue.SimpleQueue[_Proposal] = queue.SimpleQueue()
         #: Time until which this node hears its leader, if no other message comes from it.
         self._hears_until = 0.0
@@ -231,11 +233,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802 - called in every tick
         before = self._getRaftLogSize()
-        self._take_proposals()
-        if self.leads():
-            super()._checkCommandsToApply()
-        else:
-            self._drop_commands()
+        self._append_proposals()
         if not self.otherNodes and self._getRaftLogSize() != before:
             self.wake()  # without peers, nothing else would end the sleep before the commit
         self._forget_lost_leader()
@@ -257,27 +255,32 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         """Load the snapshot file; an error is fatal (the library would ignore it)."""
         self._load(Snapshot.read(self._snapshot))
 
-    def _take_proposals(self) -> None:
-        """Pass the proposed commands to the library, except those of another term than this."""
-        commands = self._SyncObj__commandsQueue
-        with contextlib.suppress(queue.Empty):
-            while True:
-                command, term, done = self._proposed.get_nowait()
-                if term == self.raftCurrentTerm:
-                    commands.put_nowait((REGULAR + command, done))
-                else:
-                    done(None, pysyncobj.config.FAIL_REASON.NOT_LEADER)
+    def _append_proposals(self) -> None:
+        """Append the proposed commands with one sync, and send them; fail those of another term.
 
-    def _drop_commands(self) -> None:
-        """Fail the proposed commands: this node does not lead.
-
-        The library would hold them while no leader is known, and forward them to the next one. They
-        would count much later, after newer decisions that they do not know.
+        All of them, if this node does not lead. (The library would hold them while no leader is
+        known, and forward them to the next one. They would count much later, after newer decisions
+        that they do not know.)
         """
+        term = self.raftCurrentTerm if self.leads() else None
+        entries: list[Entry] = []
+        index, size = self._journal.entries[-1].index, 0
+        waiting = self._SyncObj__commandsWaitingCommit
         with contextlib.suppress(queue.Empty):
-            while True:
-                _, done = self._SyncObj__commandsQueue.get_nowait()
-                done(None, pysyncobj.config.FAIL_REASON.NOT_LEADER)
+            while size < _MAX_APPEND:
+                command, proposed_in, done = self._proposed.get_nowait()
+                if proposed_in != term:
+                    done(None, pysyncobj.config.FAIL_REASON.NOT_LEADER)
+                    continue
+                index += 1
+                size += len(command)
+                entries.append(Entry(REGULAR + command, index, term))
+                waiting[index].append((term, done))
+        if entries:
+            self._journal.extend(entries)
+            self._SyncObj__sendAppendEntries()
+        if size >= _MAX_APPEND:
+            self.wake()
 
     def _forget_lost_leader(self) -> None:
         """Forget a disconnected leader if no election of this node would."""

@@ -148,7 +148,13 @@ class ClientRequests:
         return len(self._read_barriers) + len(self._trims)
 
     def submit(self, src: bytes, message: QueuedRead, now: int) -> list[Effect]:
-        """Queue a request that needs a read barrier; refuse it if the queue is full."""
+        """Queue a request that needs a read barrier, unless a copy waits, or refuse it.
+
+        A client repeats a request while a commit is slow: its copies would fill the queue, and one
+        would be handled after another one was answered.
+        """
+        if self._read_barriers.has(src, message):
+            return []
         if len(self) >= MAX_PENDING:
             why = f"{MAX_PENDING} requests are already waiting"
             refused = Refused(self._state.cluster, 0, 0, 0, message.request, "full", why)

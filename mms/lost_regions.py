@@ -57,10 +57,15 @@ class LostRegions:
 
         A request that `would_refuse` comes after a read barrier, so that the refusal is final.
         """
+        answer = self._waiting.answer(src, message)
+        if answer is not None:
+            return [self._reply(src, message, answer)]
         if message.is_lost:
             if message.region in self._state.lost_regions:
                 return [self._reply(src, message)]
             obstacle = self._obstacle(message.region, now)
+            if obstacle and self._waiting.has(src, message):
+                return []  # Its command may be applied all the same.
             if obstacle:
                 return [self._reply(src, message, obstacle)]
         self._waiting.add(src, message)
@@ -89,6 +94,7 @@ class LostRegions:
         return self._proposals.propose(NO_SHARD, command, now)
 
     def _reply(self, src: bytes, message: ChangeRegion, obstacle: str = "") -> Effect:
+        self._waiting.on_answered(src, message, obstacle)
         reply = RegionChanged(self._state.cluster, message.request, message.region, obstacle)
         return Send(src, reply)
 

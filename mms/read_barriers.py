@@ -50,9 +50,15 @@ class ReadBarriers:
     def __len__(self) -> int:
         return len(self._new) + sum(len(requests) for _, requests in self._waiting.values())
 
+    def has(self, src: bytes, request: QueuedRead) -> bool:
+        """Whether a copy of a request waits."""
+        queues = [requests for _, requests in self._waiting.values()]
+        return any((src, request) in queue for queue in (self._new, *queues))
+
     def add(self, src: bytes, request: QueuedRead) -> None:
         """Queue a request for the next barrier."""
         assert len(self) < MAX_PENDING
+        assert not self.has(src, request)
         self._new.append((src, request))
 
     def next_wakeup(self) -> int | None:

@@ -136,11 +136,16 @@ class Upgrades:
 
         A request that `would_refuse` comes after a read barrier, so that the refusal is final.
         """
+        answer = self._waiting.answer(src, message)
+        if answer is not None:
+            return [self._reply(src, message, answer)]
         if message.wire <= self._state.wire:
             return [self._reply(src, message)]
         obstacles = list(self._obstacles(message.wire, now))
         if obstacles and self._servers.is_listening_anew(now):
             return []  # A new leader does not know yet which nodes are up.
+        if obstacles and self._waiting.has(src, message):
+            return []  # Its command may be applied all the same.
         if obstacles:
             more = len(obstacles) - _MAX_NAMED
             named = obstacles[:_MAX_NAMED] + ([f"and {more} more"] if more > 0 else [])
@@ -161,6 +166,7 @@ class Upgrades:
 
     def _reply(self, src: bytes, message: FinishUpgrade, obstacle: str = "") -> Effect:
         state = self._state
+        self._waiting.on_answered(src, message, obstacle)
         reply = UpgradeFinished(state.cluster, message.request, state.wire, obstacle)
         return Send(src, reply)
 

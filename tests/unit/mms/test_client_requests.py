@@ -116,6 +116,20 @@ def test_a_request_outlives_a_slow_commit() -> None:
     assert [m.request for m in world.answers(LeaseHistory)] == [1]
 
 
+def test_copies_of_waiting_requests_do_not_fill_the_queue() -> None:
+    """A client repeats a request once a second while a commit is slow."""
+    world = World().lead().run(S)
+    world.is_cut_off = True
+    for _ in range(5):
+        for request in range(100):
+            world.send(LeaseQuery(CLUSTER, request, 5))
+        world.run(S)
+    world.is_cut_off = False
+    world.run(S)
+    assert world.answers(Refused) == []
+    assert [m.request for m in world.answers(LeaseHistory)] == list(range(100))
+
+
 def test_a_leader_that_steps_down_redirects_all_requests() -> None:
     world = World(config(mms=3)).lead().run(S)
     world.is_cut_off = True

@@ -160,7 +160,7 @@ def test_silence_during_a_pause_of_the_leader_does_not_count() -> None:
     world.run(5 * S)
     assert "may run" in change(world)[0]
     world.run(5 * S)
-    assert change(world) == [""]
+    assert change(world, request=10) == [""]
 
 
 # --- repetitions and leaders ---
@@ -172,6 +172,34 @@ def test_a_repetition_changes_nothing() -> None:
     assert change(world) == [""]
     assert change(world, request=10) == [""]
     assert committed(world) == [SetRegionLost("a", is_lost=True)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_refused_request_gives_nothing_up_later(is_late: bool) -> None:
+    """Its client repeated it during a slow commit; the last copy may come after the refusal."""
+    world = lose_a(started(), 5 * S)
+    world.sent.clear()
+    world.delay = 3 * S
+    for _ in range(3):
+        world.send(ChangeRegion(CLUSTER, 9, "a", is_lost=True))
+        world.run(S)
+    world.run(100 * MS)
+    (refusal,) = world.answers(RegionChanged)
+    assert "may run" in refusal.obstacle
+    world.run(10 * S)
+    if is_late:
+        world.send(ChangeRegion(CLUSTER, 9, "a", is_lost=True))
+        world.run(10 * S)
+    assert {reply.obstacle for reply in world.answers(RegionChanged)} == {refusal.obstacle}
+    assert lost(world) == []
+
+
+def test_a_late_copy_undoes_no_later_request() -> None:
+    world = lose_a(started())
+    assert change(world, request=9) == [""]
+    assert change(world, request=10, is_lost=False) == [""]
+    assert change(world, request=9) == [""]
+    assert lost(world) == []
 
 
 def test_a_request_waits_for_the_commit_and_moves_with_the_leader() -> None:
@@ -294,11 +322,11 @@ def test_clients_and_operators_see_lost_regions() -> None:
 def test_the_history_has_each_change_once() -> None:
     world = lose_a(started())
     change(world, is_lost=False)
-    for _ in range(2):
-        change(world)
+    for request in (10, 20):
+        change(world, request=request)
         world.run(2 * S)
-        change(world, is_lost=False)
-        change(world, is_lost=False)
+        change(world, request=request + 1, is_lost=False)
+        change(world, request=request + 2, is_lost=False)
         world.run(2 * S)
     found = [text for kind, _, _, text in world.events() if kind == "region"]
     assert found == ["region a was given up", "region a is back"] * 2
@@ -321,10 +349,10 @@ def test_a_late_proposal_of_a_former_leader_reverts_no_newer_decision(is_lost: b
     world.is_cut_off = False
 
     world.lead().run(12 * S)
-    assert change(world, is_lost=True) == [""]
-    assert change(world, is_lost=False) == [""]
+    assert change(world, request=11, is_lost=True) == [""]
+    assert change(world, request=12, is_lost=False) == [""]
     if not is_lost:
-        assert change(world, is_lost=True) == [""]
+        assert change(world, request=10, is_lost=True) == [""]
     decided = lost(world)
     assert decided == ([] if is_lost else ["a"])
     world.step(Committed(late, world.consensus.apply(late)))

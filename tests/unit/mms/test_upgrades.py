@@ -141,12 +141,12 @@ def test_a_failure_handler_prevents_it_until_it_reports_the_version() -> None:
     known = "(Ziplog 0.1) knows wire version 1"
     assert reply.obstacle == f"fh-0 {known}, fh-1 {known}, fh-2 {known}"
     world.run(3 * S)
-    reply = finish(world)
+    reply = finish(world, request=10)
     assert reply is not None
     assert reply.obstacle == "fh-0 is down, fh-1 is down, fh-2 is down"
     for name in ("fh-0", "fh-1", "fh-2"):
         world.send(HandlerHeartbeat(CLUSTER, name, 5, leader=False, version="0.2", last_wire=2))
-    assert finish(world) == UpgradeFinished(CLUSTER, 9, 2)
+    assert finish(world, request=11) == UpgradeFinished(CLUSTER, 11, 2)
 
 
 def info(name: str, release: Release, role: str = "membership") -> NodeInfo:
@@ -173,11 +173,11 @@ def test_the_leader_asks_the_other_membership_nodes_for_their_releases() -> None
     assert [(node["version"], node["wire_versions"]) for node in nodes] == [
         ("0.2", [1, 2]), ("0.2", [1, 2]), ("0.1", [1, 1])
     ]  # fmt: skip
-    reply = finish(world)
+    reply = finish(world, request=10)
     assert reply is not None
     assert reply.obstacle == "mms-2 (Ziplog 0.1) knows wire version 1"
     world.send(info("mms-2", NEW), b"mms-2")
-    assert finish(world) == UpgradeFinished(CLUSTER, 9, 2)
+    assert finish(world, request=11) == UpgradeFinished(CLUSTER, 11, 2)
 
 
 def test_only_a_node_itself_reports_its_release() -> None:
@@ -209,7 +209,47 @@ def test_a_finalized_and_trimmed_shard_counts_no_more() -> None:
     limit = world.service.state.retired[1].limit
     assert limit
     world.service.state.trim = limit
-    assert finish(world) == UpgradeFinished(CLUSTER, 9, 2)
+    assert finish(world, request=10) == UpgradeFinished(CLUSTER, 10, 2)
+
+
+@pytest.mark.parametrize("late", [0, 100 * MS])
+def test_a_refused_request_raises_nothing_later(late: int) -> None:
+    """Its client repeated it during a slow commit; the last copy may come after the refusal."""
+    world = upgraded()
+    world.servers[0].release = OLD
+    world.run(2 * S)
+    world.sent.clear()
+    world.delay = 3 * S
+    for _ in range(3):
+        world.send(FinishUpgrade(CLUSTER, 9, 2))
+        world.run(S)
+    world.run(100 * MS)
+    (refusal,) = world.answers(UpgradeFinished)
+    assert refusal.obstacle == "shard-0-0 (Ziplog 0.1) knows wire version 1"
+    world.servers[0].release = NEW
+    world.run(2 * S)
+    if late:
+        world.send(FinishUpgrade(CLUSTER, 9, 2))
+    world.run(10 * S)
+    assert {reply.obstacle for reply in world.answers(UpgradeFinished)} == {refusal.obstacle}
+    assert raised(world) == []
+
+
+def test_a_request_is_not_refused_while_its_proposal_may_be_committed() -> None:
+    world = upgraded()
+    world.sent.clear()
+    world.delay = 3 * S
+    world.servers[0].release = OLD
+    world.send_heartbeat(world.servers[0])
+    world.send(FinishUpgrade(CLUSTER, 9, 2))  # a barrier comes first
+    world.servers[0].release = NEW
+    world.send_heartbeat(world.servers[0])
+    world.run(500 * MS)
+    world.send(FinishUpgrade(CLUSTER, 9, 2))
+    world.servers[0].release = OLD
+    world.run(5 * S)
+    assert raised(world) == [2]
+    assert [reply.obstacle for reply in world.answers(UpgradeFinished)] == [""]
 
 
 def test_a_shard_of_the_file_that_was_not_added_does_not_count() -> None:

@@ -36,7 +36,7 @@ from ziplog.wire.service import Finalized
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mms.commands import Barrier
+    from mms.commands import Barrier, SetTrim
     from mms.leases import LeasePlan
     from mms.read_barriers import OperatorRequest, PendingRead, QueuedRead
     from mms.servers import FailureHandlers, Servers
@@ -204,6 +204,11 @@ class ClientRequests:
     def advance(self, now: int) -> list[Effect]:
         """Advance the pending trims."""
         return self._trims.advance(now) if self._trims else []
+
+    def on_trim_refused(self, command: SetTrim, now: int) -> list[Effect]:
+        """Answer the trims that consensus refused."""
+        self._trims.on_refused(command)
+        return self.advance(now)
 
     def next_wakeup(self, now: int) -> list[int]:
         """Return the latest times of the next barrier, `advance` and command with moves."""

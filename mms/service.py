@@ -35,6 +35,7 @@ from mms.commands import (
     RetireShard,
     SetDurability,
     SetRegionLost,
+    SetTrim,
     decode_command,
     decode_refusal,
 )
@@ -312,6 +313,8 @@ class MembershipService(ServiceNode):
         match command:
             case SetRegionLost():
                 self._effects += self._lost_regions.on_refused(self._now)
+            case SetTrim():
+                self._effects += self._requests.on_trim_refused(command, self._now)
             case GrantLease():
                 self.plan.on_refused(self._now)
             case RemoveShard():

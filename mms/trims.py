@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from mms import membership_rules
 from mms.commands import SetTrim
-from mms.proposals import RETRY_NS
 from mms.servers import SUSPECT_NS
 from ziplog.core.node import Propose, Send
 from ziplog.core.units import NS_PER_S
@@ -25,6 +24,7 @@ from ziplog.wire import TrimReply, Want
 if TYPE_CHECKING:
     from mms.servers import Server, Servers
     from mms.state import ClusterState
+    from ziplog.core.cursors import Cursor
     from ziplog.core.node import Effect
     from ziplog.wire import Trim
 
@@ -39,7 +39,7 @@ _WANT_NS: Final = NS_PER_S // 4
 
 class _Trim:
     __slots__ = (
-        "deadline", "force", "gsn", "phase", "proposed_at", "request", "route", "wanted_at"
+        "deadline", "force", "gsn", "is_proposed", "phase", "request", "route", "wanted_at"
     )  # fmt: skip
 
     def __init__(self, route: bytes, message: Trim, now: int) -> None:
@@ -48,7 +48,8 @@ class _Trim:
         self.deadline = now + _REPLY_NS
         self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
         self.wanted_at: int | None = None
-        self.proposed_at: int | None = None
+        #: Its command may still be applied. A lost one costs the time until the reply.
+        self.is_proposed = False
 
 
 class Trims:
@@ -81,7 +82,7 @@ class Trims:
         effects: list[Effect] = []
         for key, trim in list(self._pending.items()):
             effects += self._want(trim, now)
-            effects += self._commit(trim, now)
+            effects += self._commit(trim)
             answer = self._answer(trim, now)
             if answer is not None:
                 del self._pending[key]
@@ -113,23 +114,34 @@ class Trims:
         known = membership_rules.frontiers(self._state, self._servers)
         return [shard for shard, frontier in known.items() if frontier < gsn]
 
-    def _commit(self, trim: _Trim, now: int) -> list[Effect]:
+    def on_refused(self, command: SetTrim) -> None:
+        """Note that consensus refused a trim: a cursor holds."""
+        for trim in self._pending.values():
+            if (trim.gsn, trim.force) == (command.gsn, command.force):
+                trim.is_proposed = False
+
+    def _commit(self, trim: _Trim) -> list[Effect]:
         if trim.phase != "committing":
             return []
         if trim.gsn <= self._state.trim:
             trim.phase = "refusing"
             return []
-        if trim.proposed_at is not None and now < trim.proposed_at + RETRY_NS:
+        if trim.is_proposed or self._holder(trim) is not None:
             return []
-        trim.proposed_at = now
+        trim.is_proposed = True
         return [Propose(SetTrim(trim.gsn, trim.force).encode())]
+
+    def _holder(self, trim: _Trim) -> Cursor | None:
+        """Return the cursor that keeps a trim from being done."""
+        return None if trim.force else self._state.cursors.holder(trim.gsn)
 
     def _answer(self, trim: _Trim, now: int) -> Effect | None:
         cluster, committed = self._state.cluster, self._state.trim
         if trim.phase == "refusing" and not self._serving(trim.gsn, now):
             return Send(trim.route, TrimReply(cluster, trim.request, committed))
-        holder = self._state.cursors.holder(trim.gsn)
-        if holder is not None and not trim.force and trim.phase != "refusing":
+        holder = self._holder(trim)
+        # A command that was proposed before the cursor held may be applied once it no longer does.
+        if holder is not None and trim.phase != "refusing" and not trim.is_proposed:
             obstacle = f"the cursor {holder.name} holds the records from gsn {holder.position} on"
             return Send(
                 trim.route,

@@ -8,6 +8,7 @@ from tests.unit.mms.world import World, config
 from ziplog.core.node import LeaderChanged
 from ziplog.wire import (
     ClusterInfo,
+    CursorEdit,
     Hello,
     LeaseHistory,
     LeaseQuery,
@@ -15,6 +16,7 @@ from ziplog.wire import (
     Refused,
     StatusQuery,
     Trim,
+    TrimReply,
 )
 
 
@@ -128,6 +130,45 @@ def test_copies_of_waiting_requests_do_not_fill_the_queue() -> None:
     world.run(S)
     assert world.answers(Refused) == []
     assert [m.request for m in world.answers(LeaseHistory)] == list(range(100))
+
+
+def decided(positions: int = 10) -> World:
+    """Return a service whose shards have decided these positions."""
+    world = World().lead().run(S)
+    for server in world.servers:
+        server.frontier = positions
+    world.run(2 * S)
+    return world
+
+
+def test_a_refused_trim_is_not_done_later() -> None:
+    """Its client repeated it during a slow commit, and got the first reply."""
+    world = decided()
+    world.send(CursorEdit(CLUSTER, 1, "x", "create", b"1", 3, 60))
+    world.run(S)
+    world.delay = 3 * S
+    for _ in range(3):
+        world.send(Trim(CLUSTER, 2, 7))
+        world.run(S)
+    world.send(CursorEdit(CLUSTER, 3, "x", "delete", b"2"))
+    world.run(10 * S)
+    assert [(m.error, m.held_by) for m in world.answers(TrimReply)] == [("not-stable", "x")]
+    assert world.service.state.trim == 0
+
+
+@pytest.mark.parametrize(("deleted_at", "trim"), [(S, 7), (5 * S, 0)])
+def test_a_trim_that_consensus_decides_gets_that_outcome(deleted_at: int, trim: int) -> None:
+    """A cursor holds after the proposal; the trim is done if the cursor is deleted before it."""
+    world = decided()
+    world.delay = 3 * S
+    world.send(Trim(CLUSTER, 2, 7))
+    world.run(S // 2)
+    world.send(CursorEdit(CLUSTER, 1, "x", "create", b"1", 3, 60))
+    world.run(deleted_at)
+    world.send(CursorEdit(CLUSTER, 3, "x", "delete", b"2"))
+    world.run(10 * S)
+    assert [(m.trim, m.held_by) for m in world.answers(TrimReply)] == [(trim, "" if trim else "x")]
+    assert world.service.state.trim == trim
 
 
 def test_a_leader_that_steps_down_redirects_all_requests() -> None:

@@ -58,11 +58,13 @@ _Key = tuple[str, str, bytes | int]
 class _Pending:
     """A proposed command about one cursor, and the requests that wait for its outcome."""
 
-    __slots__ = ("proposed_at", "requests")
+    __slots__ = ("command", "proposed_at", "requests")
 
-    def __init__(self, request: _Waiting, now: int) -> None:
+    def __init__(self, command: bytes, now: int) -> None:
+        #: It is proposed again as it is: a later one might succeed after this one was refused.
+        self.command: Final = command
         self.proposed_at = now
-        self.requests: Final = [request]
+        self.requests: Final[list[_Waiting]] = []
 
 
 class Cursors:
@@ -97,7 +99,11 @@ class Cursors:
         if cursor is not None and cursor.claim == message.nonce:
             return [self._reply(src, message.request, message.name)]
         if cursor is not None and cursor.owner and not self._is_silent(cursor, now):
-            return [self._reply(src, message.request, message.name, "owned")]
+            pending = self._pending.get(("claim", message.name, message.nonce))
+            if pending is None:
+                return [self._reply(src, message.request, message.name, "owned")]
+            self._join(pending, (src, message.request))  # It may still be granted.
+            return []
         command = ClaimCursor(
             message.name, message.owner, message.owner_text, message.nonce, message.start,
             message.lease_ms, message.hold_s, cursor.term if cursor is not None else 0,
@@ -180,17 +186,20 @@ class Cursors:
         if len(self) >= MAX_WAITING:
             return [self._refuse(*waiting)]
         pending = self._pending.get(_key(command))
+        is_due = pending is None or now >= pending.proposed_at + RETRY_NS
         if pending is None:
-            self._pending[_key(command)] = _Pending(waiting, now)
-            self._waiting_count += 1
-            return [Propose(command.encode())]
-        if waiting not in pending.requests:
-            pending.requests.append(waiting)
-            self._waiting_count += 1
-        if now < pending.proposed_at + RETRY_NS:
+            pending = self._pending[_key(command)] = _Pending(command.encode(), now)
+        self._join(pending, waiting)
+        if not is_due:
             return []
         pending.proposed_at = now
-        return [Propose(command.encode())]
+        return [Propose(pending.command)]
+
+    def _join(self, pending: _Pending, waiting: _Waiting) -> None:
+        """Have a request wait for the outcome of a pending command, if there is room."""
+        if waiting not in pending.requests and len(self) < MAX_WAITING:
+            pending.requests.append(waiting)
+            self._waiting_count += 1
 
     def on_decided(
         self, command: AnyCursorCommand, encoded: bytes, result: bytes, now: int

@@ -168,6 +168,44 @@ def test_copies_of_a_pending_claim_share_a_proposal() -> None:
     assert world.commands().count("ClaimCursor") == 1
 
 
+def test_claim_is_not_refused_while_a_copy_may_be_granted() -> None:
+    """The owner is heard again while consensus decides the claim."""
+    world = Cursors()
+    term = world.granted().term
+    world.run(1500 * MS)
+    world.delay = 3 * S
+    request = world.claim(BOB, b"2")
+    for _ in range(3):
+        world.run(800 * MS)
+        world.renew(ALICE, ("x", term))
+        world.send(CursorClaim(CLUSTER, request, "x", BOB, "bob", b"2", 0, 1000, 60))
+    world.run(2 * S)
+    outcomes = {one.error for one in world.answers(CursorReply) if one.request == request}
+    assert outcomes == {""}
+    (cursor,) = world.service.state.cursors.in_order()
+    assert cursor.owner == BOB
+    assert world.commands().count("ClaimCursor") == 2, "none was proposed while the owner is heard"
+
+
+def test_refused_claim_takes_the_cursor_from_no_later_owner() -> None:
+    """Two clients claim the cursor of a silent owner; the slower one repeats its claim."""
+    world = Cursors()
+    world.granted(lease_ms=1000)
+    world.run(1500 * MS)
+    world.delay = 3 * S
+    first = world.claim(BOB, b"2", lease_ms=200)
+    world.run(2 * S)
+    second = world.claim(b"c" * 16, b"3", lease_ms=200)
+    world.run(1500 * MS)
+    world.delay = S // 10
+    world.send(CursorClaim(CLUSTER, second, "x", b"c" * 16, "c", b"3", 0, 200, 60))
+    world.run(5 * S)
+    outcomes = {one.request: one.error for one in world.answers(CursorReply)}
+    assert (outcomes[first], outcomes[second]) == ("", "owned")
+    (cursor,) = world.service.state.cursors.in_order()
+    assert cursor.owner == BOB
+
+
 def test_moves_that_come_together_share_a_command() -> None:
     world = Cursors()
     world.granted()

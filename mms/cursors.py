@@ -14,6 +14,7 @@ remembers may be lost with the leader; that costs time only. See docs/protocol.m
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
 from mms.commands import (
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 #: Maximum number of requests, and of moves in them, that wait for consensus; more are refused.
 MAX_WAITING: Final = 4096
+#: Maximum number of holds that lapse at once: all holds of one length lapse together if a new
+#: leader counted all cursors as used, and consensus drops what is proposed beyond its limit.
+MAX_LAPSES: Final = 64
 #: The route back to the client, and the number of its request.
 _Waiting = tuple[bytes, int]
 #: What copies of a command have in common.
@@ -260,11 +264,20 @@ class Cursors:
         names = {one.name for one in cursors}
         self._heard_at = {one: at for one, at in self._heard_at.items() if one in names}
         self._used_at = {one: at for one, at in self._used_at.items() if one in names}
-        return [
-            Propose(EditCursor(one.name, "lapse", b"", 0, 0, self._at_us(now), one.term).encode())
+        unused = (
+            one
             for one in cursors
             if one.is_holding and now - self._last_use(one) >= one.hold_s * NS_PER_S
-        ]
+        )
+        return [effect for one in islice(unused, MAX_LAPSES) for effect in self._lapse(one, now)]
+
+    def _lapse(self, cursor: Cursor, now: int) -> list[Effect]:
+        """Let the hold of a cursor lapse, unless that is pending."""
+        command = EditCursor(cursor.name, "lapse", b"", 0, 0, self._at_us(now), cursor.term)
+        if _key(command) in self._pending:
+            return []
+        pending = self._pending[_key(command)] = _Pending(command.encode(), now)
+        return [Propose(pending.command)]
 
     def _last_use(self, cursor: Cursor) -> int:
         heard_at = self._heard_at.get(cursor.name, 0) if cursor.owner else 0

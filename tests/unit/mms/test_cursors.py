@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mms import cursors
 from mms.commands import (
+    EditCursor,
     MoveCursors,
     decode_command,
 )
@@ -368,6 +369,23 @@ def test_hold_of_an_unused_cursor_lapses() -> None:
     world.run(63 * S)
     assert not world.service.state.cursors.in_order()[0].is_holding
     assert world.granted(BOB, b"2").is_holding
+
+
+def test_holds_that_lapse_together_are_proposed_once_and_some_at_a_time() -> None:
+    """Consensus drops other commands, as leases, while too many are pending."""
+    world = Cursors()
+    names = [f"c{number}" for number in range(cursors.MAX_LAPSES + 10)]
+    for name in names:
+        world.ask(CursorEdit, name, "create", name.encode(), 1, 60)
+    world.run(59 * S)
+    world.delay = 5 * S
+    world.run(5 * S)
+    lapses = [one for _, one in world.proposed if isinstance(decode_command(one), EditCursor)]
+    assert len(lapses) == cursors.MAX_LAPSES
+    world.run(20 * S)
+    assert not any(one.is_holding for one in world.service.state.cursors.in_order())
+    lapses = [one for one in world.log if isinstance(decode_command(one), EditCursor)]
+    assert len(lapses) == 2 * len(names)
 
 
 def test_new_leader_counts_every_cursor_as_used() -> None:

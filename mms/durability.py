@@ -30,6 +30,9 @@ class DurabilityLevel:
         self._state: Final = state
         self._servers: Final = servers
         self._proposals: Final = Proposals()
+        #: The change that is due. It is proposed again as it is: a later epoch would move the
+        #: beginning of the level, and each proposal would be an event of its own.
+        self._change: SetDurability | None = None
 
     def _levels(self) -> dict[str, str]:
         """Return the level that each server keeps to, by name; "": it reported none."""
@@ -62,15 +65,19 @@ class DurabilityLevel:
         """
         levels = set(self._levels().values())
         if self._state.durability == "disk" and "memory" in levels:
-            command = SetDurability("memory", epoch)
+            change = SetDurability("memory", epoch)
         elif self._state.durability == "memory" and levels == {"disk"}:
-            command = SetDurability("disk", epoch + 1)
+            change = SetDurability("disk", epoch + 1)
         else:
+            self._change = None
             return []
-        return self._proposals.propose(NO_SHARD, command, now)
+        if self._change is None or self._change.level != change.level:
+            self._change = change
+        return self._proposals.propose(NO_SHARD, self._change, now)
 
-    def on_decided(self) -> None:
-        """Forget a proposal that consensus decided."""
+    def forget(self) -> None:
+        """Forget a proposal: consensus decided it, or this node begins to lead."""
+        self._change = None
         self._proposals.on_decided(NO_SHARD, SetDurability)
 
     def status(self, requested: Durability) -> dict[str, Any]:

@@ -251,6 +251,7 @@ class MembershipService(ServiceNode):
         self.servers.forgive_silence_before(self._now)
         self._cursors.forgive_silence_before(self._now)
         self._reconfiguration.start_leading(self._now)
+        self._durability.forget()
         self._events.start_leading(self.name, self._now)
         self._on_wakeup()
 
@@ -305,7 +306,7 @@ class MembershipService(ServiceNode):
                 self._effects += self.wire_use.on_report(self.state.wire)
                 self._effects += self._upgrades.on_raised()
             case SetDurability():
-                self._durability.on_decided()
+                self._durability.forget()
             case SetRegionLost():
                 self._effects += self._lost_regions.on_applied(command)
 

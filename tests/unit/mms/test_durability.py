@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mms.commands import RetireShard, SetDurability, decode_command
+from mms.commands import GrantLease, RetireShard, SetDurability, decode_command
 from mms.state import ClusterState
-from tests.services import CLUSTER, S
+from tests.services import CLUSTER, MS, S
 from tests.unit.mms.reconfiguration import HANDLER, is_settled, limit, servers_of
 from tests.unit.mms.reconfiguration import change as change_shard
 from tests.unit.mms.world import World, config, state
-from ziplog.core.node import Committed, LevelRequested
+from ziplog.core.node import Committed, LeaderChanged, LevelRequested
 from ziplog.wire import Remove
 
 
@@ -86,6 +86,41 @@ def test_level_rises_once_a_leaving_shard_has_settled_its_positions() -> None:
     is_settled(world, 1)
     world.run(S)
     assert [level for level, _ in committed(world)] == ["disk"]
+
+
+@pytest.mark.parametrize("level", ["disk", "memory"])
+def test_level_that_is_committed_slowly_begins_once(level: str) -> None:
+    other = "memory" if level == "disk" else "disk"
+    world = World(config(2, durability=other)).lead().run(5 * S)  # type: ignore[arg-type]
+    change(world, other, other, other, other)
+    world.delay = 3 * S
+    begins = world.status()["epoch"]
+    change(world, level, level, level, level)
+    since = world.status()["durability_since_epoch"]
+    world.delay = MS
+    world.run(5 * S)
+    assert set(committed(world)) == {(level, since)}
+    assert begins <= since <= begins + 3
+    assert world.status()["durability_since_epoch"] == since
+    assert len([text for *_, text in world.events() if "durability" in text]) == 1
+
+
+def test_next_leader_dates_a_level_anew() -> None:
+    world = World(config(2, mms=3)).lead().run(5 * S)
+    world.is_cut_off = True
+    change(world, "disk", "disk", "disk", "disk")
+    world.step(LeaderChanged("mms-1", is_self=False))
+    world.proposed.clear()
+    world.is_cut_off = False
+    for _ in range(3):
+        command = GrantLease(world.lease.following(), []).encode()
+        world.log.append(command)
+        world.step(Committed(command, world.consensus.apply(command)))
+    epoch = world.service.plan.epoch(world.now)
+    world.lead().run(5 * S)
+    ((level, since),) = set(committed(world))
+    assert level == "disk"
+    assert since > epoch
 
 
 @pytest.mark.parametrize("level", ["memory", "disk"])

@@ -192,13 +192,19 @@ class Reconfiguration:
             return []
         self._advance_at = now + _WANT_NS
         effects: list[Effect] = []
+        #: The shards of requests to add. Another one with other servers waits for the outcome: the
+        #: two would take turns, each with a new proposal every time.
+        adding: set[int] = set()
         for key, change in list(self._changes.items()):
-            error = self._error(change.message)
+            error, shard = self._error(change.message), change.message.shard
             if error is not None:
                 effects.append(self._finish(key, error))
             elif now >= change.repeated_at + FORGET_NS:
                 del self._changes[key]
-            else:
+            elif change.message.change != "add":
+                effects += self._continue(change, now)
+            elif shard not in adding:
+                adding.add(shard)
                 effects += self._continue(change, now)
         for shard in self._not_finalized:
             if self._is_sealed(shard, now):

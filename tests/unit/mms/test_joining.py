@@ -2,6 +2,7 @@
 
 import pytest
 
+from mms.commands import PlaceShard, decode_command
 from tests.services import CLUSTER, MS, S
 from tests.unit.mms.reconfiguration import (
     HANDLER,
@@ -104,6 +105,48 @@ def test_of_two_requests_to_add_one_number_only_one_succeeds() -> None:
     change(world, 2, "add", replicas=other, src=b"b")
     world.run(2 * S)
     assert (answers(world, b"a"), answers(world, b"b")) == ([(7, 2, "")], [(7, 2, "exists")])
+
+
+def test_two_requests_to_add_one_number_do_not_take_turns() -> None:
+    """Consensus drops other commands, as leases, while too many are pending."""
+    world = World(delay=20 * MS).lead().run(5 * S)
+    mine, other = world.add_servers(2), world.add_servers(3)
+    world.is_cut_off = True
+    for _ in range(5):
+        change(world, 2, "add", replicas=mine, src=b"a")
+        change(world, 2, "add", replicas=other, src=b"b")
+        world.run(S)
+    placed = [one for _, one in world.proposed if isinstance(decode_command(one), PlaceShard)]
+    assert len(set(placed)) == 1
+    assert len(placed) <= 6, "one a second"
+
+
+def test_the_second_request_to_add_a_number_follows_the_refusal_of_the_first() -> None:
+    world = World(delay=20 * MS).lead().run(5 * S)
+    mine = world.add_servers(2)
+    change(world, 2, "add", replicas=[*mine, Replica("c", "h:1")], src=b"a")
+    change(world, 2, "add", replicas=mine, src=b"b")
+    world.run(2 * S)
+    assert answers(world, b"a") == [(7, 2, "wrong-size")]
+    assert answers(world, b"b") == [(7, 2, "")]
+
+
+def test_an_addition_is_answered_once_every_server_of_the_shard_holds_a_lease() -> None:
+    """Before, the shard takes no records. A shard of the first lease is live before that."""
+    world = World(config(shards=2)).lead()
+    servers = servers_of(world, 1)
+    for server in world.servers:
+        server.is_disconnected = True
+    world.run(5 * S)
+    assert (state(world, 1), members(world)) == ("live", [0, 1])
+    placement = world.service.state.placements[1]
+    replicas = [Replica(one.name, one.endpoint) for one in placement.replicas]
+    for server in servers:
+        assert answers(world) == []
+        change(world, 1, "add", replicas=replicas)
+        server.is_disconnected = False
+        world.run(2 * S)
+    assert answers(world) == [(7, 1, "")]
 
 
 def test_a_shard_that_never_joined_is_finalized_at_once_and_does_not_come_back() -> None:

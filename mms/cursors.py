@@ -8,8 +8,9 @@ by the leader's clock: no renewal, claim or move. For a new leader every owner w
 So a wrong clock may let two clients believe that they own a cursor, but only the moves of one term
 count.
 
-Invariants: at most `MAX_WAITING` requests and moves wait, and each is counted. What this part
-remembers may be lost with the leader; that costs time only. See docs/protocol.md, section 19.
+Invariants: at most `MAX_WAITING` requests and moves wait, and each is counted. At most
+`MAX_COMMANDS` other commands are pending. What this part remembers may be lost with the leader;
+that costs time only. See docs/protocol.md, section 19.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from mms.commands import (
     decode_refusals,
 )
 from mms.cursor_moves import LOST_NS, PendingMoves
-from mms.proposals import RETRY_NS
 from ziplog.core.node import Propose, Send
 from ziplog.core.units import NS_PER_MS, NS_PER_S
 from ziplog.wire import CursorList, CursorReply, CursorsRenewed, Refused
@@ -50,8 +50,11 @@ if TYPE_CHECKING:
 
 #: Maximum number of requests, and of moves in them, that wait for consensus; more are refused.
 MAX_WAITING: Final = 4096
+#: Maximum number of commands that wait for consensus; more are refused. Consensus drops what is
+#: proposed beyond its limit, leases too, and these are half of it.
+MAX_COMMANDS: Final = 500
 #: Maximum number of holds that lapse at once: all holds of one length lapse together if a new
-#: leader counted all cursors as used, and consensus drops what is proposed beyond its limit.
+#: leader counted all cursors as used.
 MAX_LAPSES: Final = 64
 #: The route back to the client, and the number of its request.
 _Waiting = tuple[bytes, int]
@@ -62,12 +65,10 @@ _Key = tuple[str, str, bytes | int]
 class _Pending:
     """A proposed command about one cursor, and the requests that wait for its outcome."""
 
-    __slots__ = ("command", "proposed_at", "requests")
+    __slots__ = ("proposed_at", "requests")
 
-    def __init__(self, command: bytes, now: int) -> None:
-        #: It is proposed again as it is: a later one might succeed after this one was refused.
-        self.command: Final = command
-        self.proposed_at = now
+    def __init__(self, now: int) -> None:
+        self.proposed_at: Final = now
         self.requests: Final[list[_Waiting]] = []
 
 
@@ -186,18 +187,19 @@ class Cursors:
     def _propose(
         self, waiting: _Waiting, command: ClaimCursor | ReleaseCursor | EditCursor, now: int
     ) -> list[Effect]:
-        """Propose a command, unless a copy of it is pending; its outcome answers the request."""
-        if len(self) >= MAX_WAITING:
-            return [self._refuse(*waiting)]
+        """Propose a command, unless a copy of it is pending; its outcome answers the request.
+
+        It is proposed once: another copy might succeed after this one was refused.
+        """
         pending = self._pending.get(_key(command))
-        is_due = pending is None or now >= pending.proposed_at + RETRY_NS
-        if pending is None:
-            pending = self._pending[_key(command)] = _Pending(command.encode(), now)
-        self._join(pending, waiting)
-        if not is_due:
+        if len(self) >= MAX_WAITING or (pending is None and len(self._pending) >= MAX_COMMANDS):
+            return [self._refuse(*waiting)]
+        if pending is not None:
+            self._join(pending, waiting)
             return []
-        pending.proposed_at = now
-        return [Propose(pending.command)]
+        pending = self._pending[_key(command)] = _Pending(now)
+        self._join(pending, waiting)
+        return [Propose(command.encode())]
 
     def _join(self, pending: _Pending, waiting: _Waiting) -> None:
         """Have a request wait for the outcome of a pending command, if there is room."""
@@ -245,7 +247,7 @@ class Cursors:
         return lease.owner(max(cursor.position, 1)) if lease is not None else 0
 
     def _refuse(self, src: bytes, request: int) -> Effect:
-        why = f"{MAX_WAITING} requests and moves of cursors are already waiting"
+        why = f"{len(self)} requests and moves of cursors are already waiting"
         return Send(src, Refused(self._state.cluster, 0, 0, 0, request, "full", why))
 
     # --- time ---
@@ -274,10 +276,10 @@ class Cursors:
     def _lapse(self, cursor: Cursor, now: int) -> list[Effect]:
         """Let the hold of a cursor lapse, unless that is pending."""
         command = EditCursor(cursor.name, "lapse", b"", 0, 0, self._at_us(now), cursor.term)
-        if _key(command) in self._pending:
+        if _key(command) in self._pending or len(self._pending) >= MAX_COMMANDS:
             return []
-        pending = self._pending[_key(command)] = _Pending(command.encode(), now)
-        return [Propose(pending.command)]
+        self._pending[_key(command)] = _Pending(now)
+        return [Propose(command.encode())]
 
     def _last_use(self, cursor: Cursor) -> int:
         heard_at = self._heard_at.get(cursor.name, 0) if cursor.owner else 0
@@ -297,6 +299,7 @@ class Cursors:
         pending = sum(len(one.requests) for one in self._pending.values())
         assert self._waiting_count == pending
         assert len(self) <= MAX_WAITING
+        assert len(self._pending) <= MAX_COMMANDS
 
 
 def _key(command: ClaimCursor | ReleaseCursor | EditCursor) -> _Key:

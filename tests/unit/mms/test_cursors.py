@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mms import cursors
 from mms.commands import (
+    ClaimCursor,
     EditCursor,
     MoveCursors,
     decode_command,
@@ -440,6 +441,24 @@ def test_number_of_waiting_requests_is_limited(monkeypatch: pytest.MonkeyPatch) 
     for number in range(4):
         world.ask(CursorEdit, f"c{number}", "create", b"1", 1, 60)
     assert [one.code for one in world.answers(Refused)] == ["full", "full"]
+
+
+def test_commands_take_only_a_part_of_the_places_for_proposals() -> None:
+    """Consensus drops other commands, as leases, while too many are pending."""
+    world = Cursors()
+    world.delay = 5 * S
+    many = cursors.MAX_COMMANDS + 10
+    for _ in range(3):
+        for number in range(many):
+            fields = (f"c{number}", ALICE, "a", b"%d" % number, 0, 1000, 60)
+            world.send(CursorClaim(CLUSTER, number, *fields))
+        world.run(S)
+    claims = [one for _, one in world.proposed if isinstance(decode_command(one), ClaimCursor)]
+    assert len(claims) == cursors.MAX_COMMANDS
+    assert {one.request for one in world.answers(Refused)} == set(range(many - 10, many))
+    world.run(5 * S)
+    granted = [one.request for one in world.answers(CursorReply) if not one.error]
+    assert granted == list(range(many - 10))
 
 
 def test_each_move_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

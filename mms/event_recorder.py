@@ -152,6 +152,11 @@ class EventRecorder:
                 at = left.index(_content(event))
                 del left[at], self._pending[at]
 
+    def on_restored(self) -> None:
+        """Forget the events that a snapshot has recorded: it replaced the commands that did."""
+        recorded = {_content(one) for one in self._state.history.events}
+        self._pending = [one for one in self._pending if _content(one) not in recorded]
+
     # --- the leader ---
 
     def start_leading(self, name: str, now: int) -> None:

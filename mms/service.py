@@ -340,6 +340,7 @@ class MembershipService(ServiceNode):
         last = self.state.last
         self.announcements.placements_changed_at = last.number if last is not None else 0
         self._leases.on_restored(self._now)
+        self._events.on_restored()
         self._on_placements()
         self._effects += self.wire_use.on_report(self.state.wire)
         self._check_config()

@@ -14,6 +14,7 @@ from mms.commands import (
     CreateCluster,
     RecordEvents,
     RemoveShard,
+    RetireShard,
     decode_command,
     decode_refusal,
 )
@@ -22,7 +23,7 @@ from mms.proposals import RETRY_NS
 from mms.state import ClusterState
 from tests.services import CLUSTER, S
 from tests.unit.mms.world import World, config, working
-from ziplog.core.node import Committed, LeaderChanged, Propose
+from ziplog.core.node import Committed, LeaderChanged, Propose, Restored
 from ziplog.core.view import Placement, Replica
 from ziplog.wire import StatusQuery, StatusReply, Trim
 
@@ -37,6 +38,27 @@ def test_a_cluster_and_its_first_views() -> None:
     assert events[2:] == [
         ("view", shard, None, "live in view 1, from lease 1 on") for shard in (0, 1)
     ]
+
+
+def test_event_that_a_snapshot_has_is_recorded_once() -> None:
+    """The node applied the command of the event, and skips its record for a snapshot."""
+    leader = World(config(shards=2, mms=3)).lead().run(5 * S)
+    node = World(config(shards=2, mms=3))
+    node.now = leader.now
+    node.step(LeaderChanged("mms-1", is_self=False))
+    removal = RetireShard(1, 0).encode()
+    for command in (*leader.log, removal):
+        node.step(Committed(command, node.consensus.apply(command)))
+    leader.step(Committed(removal, leader.consensus.apply(removal)))
+    leader.run(5 * S)
+    recorded = leader.events()
+    node.now = leader.now
+    node.consensus.restore(leader.consensus.snapshot())
+    node.step(Restored(leader.consensus.snapshot()))
+    node.lead().run(5 * S)
+    leads = ("leader", None, "mms-0", "leads its Raft group")
+    assert ("shard", 1, None, "removed") in recorded
+    assert node.events() == [*recorded, leads]
 
 
 def test_states_and_restarts_of_servers() -> None:

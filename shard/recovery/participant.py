@@ -185,6 +185,28 @@ class RecoveryParticipant:
         """Record that the missing entries arrived or are no longer needed; check again."""
         self.missing, self._is_unrepairable = None, False
 
+    def read_again(self, read: list[Entry], now: int) -> bool:
+        """Check again, since no entry is missing; return False if something else is.
+
+        Args:
+            read: what the store holds after the last entry before the missing ones.
+            now: the time in ns.
+
+        Raises:
+            UnreadableError: the session tables still cannot be read.
+
+        """
+        missing, transfer = self.missing, self.transfer
+        assert missing is not None, "nothing is missing"
+        if missing.view == 0:
+            self._state.store.last_table()
+        elif not read or transfer is None:
+            return False
+        else:
+            transfer.retry_later(now)
+        self.on_repaired()
+        return True
+
     def repair_failed(self, why: str) -> None:
         """Record that no peer can provide entries that this server, or one that joins, needs."""
         is_repeated, self._is_unrepairable = self._is_unrepairable, True

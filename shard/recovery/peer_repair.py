@@ -78,13 +78,14 @@ class Repair:
     def request(self, gsn: int, error: UnreadableError, now: int) -> None:
         """Repair the entry at `gsn`, which a reader could not read, unless a repair runs."""
         if self._begin_attempt(now):
-            self._find(f"gsn {gsn}", error, lambda: self._state.store.damaged_range(gsn), now)
+            store = self._state.store
+            self._subject, self._reason = f"gsn {gsn}", str(error)
+            self._find(lambda: store.damaged_range(gsn), lambda: store.scan(gsn, 1), now)
 
     def request_after(self, fseq: int, error: UnreadableError, now: int) -> None:
         """Repair the entries after `fseq`, which a peer requested and this server cannot read."""
         if self._begin_attempt(now):
-            what = f"the entry after {fseq}"
-            self._find(what, error, lambda: self._state.store.damaged_after(fseq), now)
+            self._find_after(fseq, error, now)
 
     def request_in_limbo(self, now: int) -> None:
         """Repair the entries that this server needs to lead a recovery or to join a view."""
@@ -95,31 +96,55 @@ class Repair:
             self._missing, self._hole, self._retry_due = missing, None, now
         if self._hole is None and now >= self._retry_due:
             self._retry_due = now + _RETRY_NS
-            what = f"the entry after {missing.after}"
-            self._find(
-                what, missing.error, lambda: self._state.store.damaged_after(missing.after), now
-            )
+            self._find_after(missing.after, missing.error, now)
+
+    def _find_after(self, fseq: int, error: UnreadableError, now: int) -> None:
+        store = self._state.store
+        self._subject, self._reason = f"the entry after {fseq}", str(error)
+        self._find(lambda: store.damaged_after(fseq), lambda: store.read_after(fseq, 1), now)
 
     def _find(
-        self,
-        what: str,
-        error: UnreadableError,
-        look: Callable[[], tuple[int, int] | None],
-        now: int,
+        self, look: Callable[[], tuple[int, int] | None], read: Callable[[], list[Entry]], now: int
     ) -> None:
-        self._subject, self._reason = what, str(error)
+        """Find the missing entries with `look`, and request them.
+
+        If there are none, `read` shows whether the read error has passed.
+        """
         try:
             hole = look()
+            is_readable = hole is None and self._is_readable(read, now)
         except BusyError:
             self._retry_due = now + _RETRY_NS
             return
         except UnreadableError as fault:
             self._abandon(str(fault), now)
             return
-        if hole is None:
-            self._abandon("the missing entries cannot be identified", now)
-        else:
+        if hole is not None:
             self._start(hole, now)
+        elif not is_readable:
+            self._abandon("the missing entries cannot be identified", now)
+
+    def _is_readable(self, read: Callable[[], list[Entry]], now: int) -> bool:
+        """Whether what could not be read can be read now.
+
+        Raises:
+            BusyError: the system refuses to read the file now.
+
+        """
+        state = self._state
+        try:
+            found = read()
+            if state.server_state == "limbo" and not self._recovery.read_again(found, now):
+                return False
+        except BusyError:
+            raise
+        except UnreadableError:
+            return False
+        state.effects.append(LogWarning(
+            f"{state.config.name} could not read {self._subject} ({self._reason}), and can read it"
+            " now. Check the disk"
+        ))  # fmt: skip
+        return True
 
     def _check_store(self, now: int) -> None:
         """Start the repair of damage that the store knows."""

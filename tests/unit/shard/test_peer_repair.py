@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -239,11 +240,24 @@ def test_repair_without_peers_is_reported() -> None:
 
 
 def test_damage_with_unknown_entry_numbers_is_unrepairable() -> None:
-    shard = Shard(set())
-    shard.need(80)
+    shard = Shard({8})
+    with patch.object(shard.store, "damaged_range", lambda _: None):
+        shard.need(80)
     (warning,) = shard.warnings
     assert "the missing entries cannot be identified" in warning
     assert "gsn 80" in warning
+
+
+def test_a_read_error_that_has_passed_is_not_unrepairable() -> None:
+    """The operator must not move the directory away for it."""
+    shard = Shard(set())
+    shard.need(80)
+    shard.repair.request_after(7, UnreadableError("file is damaged"), shard.now + 1 * S)
+    shard.deliver()
+    assert len(shard.warnings) == 2
+    assert all("can read it now. Check the disk" in text for text in shard.warnings)
+    assert shard.state.counters.repairs["impossible"] == 0
+    assert shard.asked == []
 
 
 def test_only_stable_entries_are_requested() -> None:

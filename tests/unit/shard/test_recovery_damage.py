@@ -259,6 +259,60 @@ def test_two_that_are_damaged_at_the_same_place_wait_for_the_operator(warnings: 
     assert claims(world, PRIMARY)[-1][2] is False
 
 
+@pytest.mark.parametrize("is_known_unrepairable", [False, True])
+def test_a_server_leads_once_its_own_disk_can_read_again(
+    warnings: list[str], *, is_known_unrepairable: bool
+) -> None:
+    """The read error has passed before the server looks for the missing entry, or after."""
+    world = dark({3}, {3})
+    held = store(world, PRIMARY)
+    find_hole = held.damaged_after
+
+    def healed(fseq: int) -> tuple[int, int] | None:
+        held.damaged.clear()
+        return find_hole(fseq)
+
+    if is_known_unrepairable:
+        insist(world, PRIMARY, 8 * S)
+        assert claims(world, PRIMARY)[-1] == (2, 1, True)
+    with patch.object(held, "damaged_after", healed):
+        insist(world, PRIMARY, 61 * S if is_known_unrepairable else 1 * S)
+    assert heard(world, wire.Frozen)
+    assert not replica(world, PRIMARY)._recovery.claim.is_damaged
+    assert "can read it now. Check the disk" in warnings[-1]
+
+
+def test_a_server_joins_once_its_own_disk_can_read_again(warnings: list[str]) -> None:
+    """No further message is needed."""
+    world = dark()
+    frozen = promise(world, BACKUP, 3)
+    for name in (PRIMARY, BACKUP):
+        store(world, name).damaged = {3}
+    order(world, decision(frozen, is_confirmed=False), BACKUP, PRIMARY)
+    world.run(10 * S)
+    assert not joined(world, PRIMARY)
+    store(world, PRIMARY).damaged.clear()
+    assert world.run_until(lambda: joined(world, PRIMARY), 61 * S)
+    assert "can read it now" in warnings[-1]
+
+
+def test_a_session_table_that_cannot_be_read_is_not_taken_for_a_passed_error() -> None:
+    """All entries can be read, but the table cannot, and no peer sends one."""
+    world = dark()
+
+    def last_table() -> None:
+        raise UnreadableError("the table is damaged")
+
+    with patch.object(store(world, PRIMARY), "last_table", last_table):
+        insist(world, PRIMARY, 2 * S)
+        assert claims(world, PRIMARY)[-1][2] is True
+        insist(world, PRIMARY, 61 * S)
+        assert claims(world, PRIMARY)[-1][2] is True
+    assert not heard(world, wire.Frozen)
+    insist(world, PRIMARY, 61 * S)
+    assert heard(world, wire.Frozen)
+
+
 def test_a_survivor_that_an_empty_server_cannot_copy_waits_for_the_operator(
     warnings: list[str],
 ) -> None:

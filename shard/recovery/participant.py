@@ -125,9 +125,10 @@ class RecoveryParticipant:
             )
             return False
         stable, durable, trimmed = stream.stable_mark, stream.durable_mark, store.first_fseq - 1
-        at = stream.stable
+        at: int | None = None  # the session tables come first
         try:
             fseq, tables = store.last_table()
+            at = fseq or stream.stable
             # A session that is not in the table may have expired before.
             last = watermark_at(store, fseq).end - 1 if fseq else 0
             state.sessions.install(tables, now, last, last)
@@ -145,7 +146,8 @@ class RecoveryParticipant:
             self._warn(f"{state.config.name} cannot lead a recovery yet: {error}")
             return False
         except UnreadableError as error:
-            self._record_missing(MissingEntries(at, error, 0))
+            after = stream.stable if at is None else _readable_up_to(store, at)
+            self._record_missing(MissingEntries(after, error, 0))
             return False
         stream.restore(stable, durable, window)
         return True

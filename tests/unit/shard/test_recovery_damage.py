@@ -313,6 +313,20 @@ def test_a_session_table_that_cannot_be_read_is_not_taken_for_a_passed_error() -
     assert heard(world, wire.Frozen)
 
 
+def test_an_entry_right_after_the_session_table_is_repaired() -> None:
+    """More entries are stable than the table has seen."""
+    world = dark()
+    held = store(world, PRIMARY)
+    world.kill(PRIMARY)
+    held.damaged = {3}
+    held.mark = WatermarkRecord(CLUSTER, 5, 6, 0, LEASE.number, LEASE.digest)
+    crash(world, PRIMARY)
+    with patch.object(held, "last_table", lambda: (2, [])):
+        insist(world, PRIMARY, 1 * S)
+    assert held.damaged == set()
+    assert heard(world, wire.Frozen)
+
+
 def test_a_survivor_that_an_empty_server_cannot_copy_waits_for_the_operator(
     warnings: list[str],
 ) -> None:

@@ -123,7 +123,7 @@ def rewrite_segment(
     same = (
         decode(data, readable[e.fseq], segment.name) == e for e in entries if e.fseq in readable
     )
-    if not added or not all(same) or not all(map(_is_complete, added.values())):
+    if not all(same) or not all(map(_is_complete, added.values())):
         return None
     contents = b"".join(_merged(data, segment, added))
     return contents if _fits(contents, segment, limit) else None

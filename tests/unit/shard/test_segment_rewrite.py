@@ -373,7 +373,6 @@ def test_only_what_fits_is_put_back(opened: Opened) -> None:
     }
     for why, entry in unfit.items():
         assert not store.repair([entry]), why
-    assert not store.repair([entries[3]]), "it is not damaged"
     assert not store.repair([good, entries[4]]), "a gap"
     assert not store.repair([place(2, [4], b"other"), good]), "the entry before differs"
     assert not store.repair([good, place(4, [8], b"other")]), "the entry after differs"
@@ -382,6 +381,21 @@ def test_only_what_fits_is_put_back(opened: Opened) -> None:
         store.find(6)
     assert store.repair([entries[1], good, entries[3]])
     assert store.find(6) == good
+
+
+def test_what_can_be_read_again_is_repaired(opened: Opened) -> None:
+    """The disk failed at the start; it can read the file by the time that the copies come."""
+    store, entries = damaged_at(opened, 3)
+    (path,) = store._directory.glob("*.seg")
+    path.write_bytes(path.read_bytes().replace(b"nUmber", b"number"))
+    assert store.damage == [(3, 3)]
+    assert not store.repair([place(3, [6], b"other")])
+    assert store.repair([entries[2]])
+    assert store.damage == []
+    assert store.read_after(0, HUGE) == entries
+    store.append(place(7, [20]))
+    assert store.close()
+    assert opened().read_after(0, HUGE) == [*entries, place(7, [20])]
 
 
 def test_what_is_put_back_at_the_end_of_a_segment_fits_the_next(opened: Opened) -> None:

@@ -8,6 +8,7 @@ fill (docs/spark.md, section 1.2).
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from spark_reader.planning import Piece
     from spark_reader.reading import Pinned
     from ziplog.segments.blocks import Block
+    from ziplog.segments.segment import Segment
 
 _CLUSTER_FILE: Final = "cluster.toml"
 _SEGMENTS: Final = "segments"
@@ -356,7 +358,9 @@ def _trim(reader: BlockReader) -> int:
 def _steps(reader: BlockReader, directory: Path) -> list[tuple[int, int]]:
     """Return the ends of blocks, and of segments without blocks, each with its size in bytes."""
     rows = {segment.name: index.blocks for segment, index in reader.indexed()}
-    listed = [entry.segment for entry in reader.listed()]
+    listed: list[Segment] = []
+    with suppress(OSError):  # another server may have the files
+        listed = [entry.segment for entry in reader.listed()]
     ends = [segment.base for segment in listed[1:]] + [_MAX_END] * bool(listed)
     steps: list[tuple[int, int]] = []
     for segment, end in zip(listed, ends, strict=True):

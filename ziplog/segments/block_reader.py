@@ -7,6 +7,7 @@ newer segment has replaced it (docs/protocol.md, section 14).
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from bisect import bisect_left, bisect_right
@@ -28,6 +29,7 @@ from ziplog.segments.block_file import (
 from ziplog.segments.blocks import Block, layout
 from ziplog.segments.buffer_pool import BufferPool
 from ziplog.segments.directory import SegmentDirectory
+from ziplog.segments.entry import SCARCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Flags that open regular files only: no symbolic links, and no waiting for pipes or devices.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+#: Errors of reads that may succeed later, without a change in the directory.
+_PASSING: Final = SCARCE | {errno.EIO}
 
 
 class BlockPlace(NamedTuple):
@@ -63,6 +67,7 @@ class BlockReader(SegmentDirectory):
         """
         super().__init__(directory)
         self._entries: list[ListedSegment] = []
+        self._is_refused = False
         #: Segments with block files, and the start of each; by name, the footer and its file stamp.
         self._rows: list[tuple[Segment, BlockFileIndex]] = []
         self._starts: list[int] = []
@@ -72,15 +77,22 @@ class BlockReader(SegmentDirectory):
     # --- the block files ---------------------------------------------------------------------
 
     def indexed(self) -> list[tuple[Segment, BlockFileIndex]]:
-        """Return the segments with block files and their footers, in order of position."""
-        listed = self.listed()
+        """Return the segments with block files and their footers, in order of position.
+
+        Files that the system refuses to read count as absent; the next call tries them again.
+        """
+        try:
+            listed = self.listed()
+        except OSError:
+            listed = []
         if listed is not self._entries:
+            self._is_refused = False
             found = [(e.segment, index) for e in listed if (index := self._index(e)) is not None]
             self._rows = found
             self._starts = [index.start for _, index in found]
             present = {segment.name for segment, _ in found}
             self._known = {name: kept for name, kept in self._known.items() if name in present}
-            self._entries = listed
+            self._entries = [] if self._is_refused else listed
         return self._rows
 
     def _index(self, entry: ListedSegment) -> BlockFileIndex | None:
@@ -96,7 +108,8 @@ class BlockReader(SegmentDirectory):
             kept = self._known.get(segment.name)
             if kept is None or kept[0] != stamp:
                 kept = self._known[segment.name] = (stamp, read_index(path))
-        except OSError:
+        except OSError as error:
+            self._is_refused |= error.errno in _PASSING
             return None
         index = kept[1]
         if index is None or (index.number, index.salt) != (segment.number, segment.salt):

@@ -12,10 +12,11 @@ import fcntl
 import os
 import time
 from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ziplog.core.entries import Place, Unit
-from ziplog.segments.entry import UnreadableError, unreadable
+from ziplog.segments.entry import SCARCE, UnreadableError, unreadable
 from ziplog.segments.entry_codec import DAMAGED, PLACE, decode
 from ziplog.segments.segment import Segment, read_file
 
@@ -68,8 +69,8 @@ class SegmentDirectory:
         """Whether a server on this machine uses the directory."""
         try:
             fd = os.open(self._directory.parent / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno in SCARCE  # its files may change, as those of a running server
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -86,7 +87,12 @@ class SegmentDirectory:
     # --- the segments ------------------------------------------------------------------------
 
     def listed(self) -> list[ListedSegment]:
-        """Return the segments that no newer one replaces, oldest first."""
+        """Return the segments that no newer one replaces, oldest first.
+
+        Raises:
+            OSError: the directory cannot be listed now.
+
+        """
         try:
             changed = self._directory.stat().st_mtime_ns
             if self._stamp != (changed, True):
@@ -97,9 +103,26 @@ class SegmentDirectory:
             self._listed, self._stamp = [], (0, False)
         return self._listed
 
+    def _readable(self) -> list[ListedSegment]:
+        """Return the same.
+
+        Raises:
+            UnreadableError: the directory cannot be listed now.
+
+        """
+        try:
+            return self.listed()
+        except OSError as error:
+            raise unreadable(str(self._directory), error) from error
+
     @property
     def sealed_end(self) -> int:
-        """The start of the newest segment: all positions before it are sealed or trimmed."""
+        """The start of the newest segment: all positions before it are sealed or trimmed.
+
+        Raises:
+            OSError: the directory cannot be listed now.
+
+        """
         listed = self.listed()
         return listed[-1].segment.base if listed else 0
 
@@ -111,16 +134,18 @@ class SegmentDirectory:
 
     @property
     def start(self) -> int:
-        """The first position in the files; 1 if there are no files."""
-        listed = self.listed()
-        return listed[0].segment.base if listed else 1
+        """The first position in the files; 1 if there are none, or they cannot be listed now."""
+        with suppress(UnreadableError):
+            listed = self._readable()
+            return listed[0].segment.base if listed else 1
+        return 1
 
     @property
     def stable_end(self) -> int:
         """The frontier in the last watermark record: all positions below it are stable; 1: none.
 
         Raises:
-            UnreadableError: the newest file cannot be read.
+            UnreadableError: the directory or the newest file cannot be read.
 
         """
         return self._marked()[0]
@@ -130,13 +155,13 @@ class SegmentDirectory:
         """The trim point in the files: all positions before it were trimmed; 1: none.
 
         Raises:
-            UnreadableError: the newest file cannot be read.
+            UnreadableError: the directory or the newest file cannot be read.
 
         """
         return self._marked()[1]
 
     def _marked(self) -> tuple[int, int]:
-        listed = self.listed()
+        listed = self._readable()
         trim = listed[0].segment.base if listed and listed[0].segment.is_first else 1
         for entry in reversed(listed):
             mark = self._load(entry).mark
@@ -157,7 +182,7 @@ class SegmentDirectory:
 
         """
         end = min(stop, self.stable_end)
-        listed = self.listed()
+        listed = self._readable()
         first = bisect_right(listed, start, key=lambda entry: entry.segment.base) - 1
         before: Segment | None = None
         for entry in listed[max(first - 1, 0) :]:

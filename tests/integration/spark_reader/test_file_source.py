@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +27,8 @@ from ziplog.local import Cluster
 from ziplog.segments.directory import SegmentDirectory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ziplog import Log
 
 Files = tuple[Path, list[Key], list[Key], int]
@@ -239,6 +243,21 @@ def test_one_server_of_each_shard_is_enough_and_it_may_be_damaged_elsewhere(
     shutil.rmtree(copy / "shard-0-1")
     with pytest.raises(UnavailableError, match="no files of shard 0"):
         rows(copy)
+
+
+def test_one_server_of_each_shard_is_enough_if_another_directory_cannot_be_listed(
+    log_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, everything, _, _ = log_files
+    iterdir = Path.iterdir
+
+    def listing(directory: Path) -> Iterator[Path]:
+        if directory == path / "shard-0-0" / "segments":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return iterdir(directory)
+
+    monkeypatch.setattr(Path, "iterdir", listing)
+    assert rows(path) == everything
 
 
 def test_damage_in_all_replicas_is_an_error(log_files: Files, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -10,16 +13,25 @@ from hypothesis import strategies as st
 
 from shard.storage.data_directory import DataDirectory
 from tests.properties import examples
-from tests.unit.shard.archive.logs import end_of, fill, log, mark, open_store, records
+from tests.unit.shard.archive.logs import (
+    end_of,
+    fill,
+    log,
+    make,
+    mark,
+    open_store,
+    records,
+    walk,
+)
 from tests.unit.ziplog.segments.blocks import rows_in
 from ziplog.errors import UnavailableError
+from ziplog.segments import block_reader
+from ziplog.segments.block_reader import BlockReader
 from ziplog.segments.blocks import block_of_units
 from ziplog.segments.directory import SegmentDirectory
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import BusyError, UnreadableError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.unit.ziplog.segments.blocks import Row
 
 
@@ -91,6 +103,53 @@ def test_nothing_is_read_above_what_is_known_to_be_stable(segments: Path) -> Non
     assert directory.stable_end == end_of(entries[:40])
     assert directory.trim == 20
     assert read(directory, end, 2**60)[0] == records(entries[:40], end)
+    store.close()
+
+
+def refuse(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_directory_that_cannot_be_listed_now_is_not_empty(
+    segments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (segments.parent / "lock").touch()
+    store = open_store(segments)
+    entries = log(10)
+    fill(store, entries)
+    store.close()
+    archive = BlockReader(segments)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", refuse)
+        for request in (
+            lambda: archive.stable_end,
+            lambda: archive.trim,
+            lambda: list(archive.units(1, 2)),
+        ):
+            with pytest.raises(BusyError, match="Too many open files"):
+                request()
+        assert archive.start == archive.writers(1)[0] == 1
+        assert archive.block(1) == 0
+        patch.setattr(os, "open", refuse)
+        assert archive.is_locked, "its files may change"
+    assert not archive.is_locked
+    assert read(archive, 1, 2**60)[0] == records(entries)
+
+
+def test_a_block_file_that_cannot_be_read_now_is_read_later(
+    segments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changes in the directory meanwhile."""
+    store = open_store(segments)
+    entries = log(60)
+    fill(store, entries)
+    make(segments)
+    os.utime(segments, (0, 0))
+    archive = BlockReader(segments)
+    with monkeypatch.context() as patch:
+        patch.setattr(block_reader, "read_index", refuse)
+        assert archive.block(1) == 0
+    assert walk(archive, 1, 2**60)[2] == archive.sealed_end > 1
     store.close()
 
 

@@ -189,6 +189,8 @@ class StateTransfer:
                 " decided"
             ))  # fmt: skip
             return True
+        if not store.view_at(keep):
+            keep = stable  # the survivor cannot compare an entry of unknown view
         if self._staged is not None:
             assert not self._staged, "the survivor's log has changed"
             self._cut_to = keep

@@ -15,6 +15,7 @@ from tests.unit.shard.recovery_world import (
     BACKUP,
     LEASE,
     PRIMARY,
+    THIRD,
     begin,
     crash,
     decision,
@@ -225,6 +226,33 @@ def test_an_unreadable_log_is_copied_as_a_whole(*, knew_stable: bool) -> None:
     assert held.damaged == set()
     begin(world, 3)
     assert log(world, PRIMARY) == log(world, BACKUP) != []
+    assert not world.halts
+
+
+def test_an_unreadable_entry_of_unknown_view_is_not_taken_for_the_survivors() -> None:
+    """A file is gone. It held entries of an attempt that failed, as does the file before."""
+    world = start(2)
+    send(world, insert(1), PRIMARY, BACKUP, THIRD)
+    world.run(300 * MS)
+    world.links[PRIMARY, BACKUP] = Link(lose=lambda: True)
+    for seq in (2, 3):
+        send(world, insert(seq), PRIMARY, THIRD)
+    for seq in range(4, 9):
+        send(world, insert(seq), BACKUP)
+    promise(world, BACKUP, 2)
+    frozen = promise(world, THIRD, 3)
+    assert [entry.view for entry in log(world, BACKUP)] == [1] + [2] * 7
+    assert [entry.view for entry in log(world, THIRD)] == [1] * 4 + [3]
+    held, lost = store(world, BACKUP), {3, 4, 5}
+    world.kill(BACKUP)
+    held.damaged = set(lost)
+    crash(world, BACKUP, 2)
+    view_at = held.view_at
+    with patch.object(held, "view_at", lambda fseq: 0 if fseq in lost else view_at(fseq)):
+        order(world, decision(frozen), BACKUP, THIRD)
+        held.damaged.clear()  # they are cut off
+        assert world.run_until(lambda: joined(world, BACKUP, THIRD), 2 * S)
+    assert log(world, BACKUP) == log(world, THIRD)
     assert not world.halts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,9 @@ def test_the_snapshot_of_an_interrupted_call_is_released(
 ) -> None:
     """Its reply comes after the interrupt, and before the client cancels the call."""
     engine, core = db._engine._shared.engine, db._engine.core
-    step_call = core.step_call
+    step_call, handle = core.step_call, engine.handle
+    #: The frames that arrived before the interrupt.
+    held: deque[tuple[bytes, bytes]] = deque()
     former = signal.signal(SIGNAL, strike)
 
     def struck(number: int, request: Any, now: int) -> list[Effect]:
@@ -98,6 +101,7 @@ def test_the_snapshot_of_an_interrupted_call_is_released(
 
     try:
         monkeypatch.setattr(core, "step_call", struck)
+        monkeypatch.setattr(engine, "handle", lambda *frame: held.append(frame))
         with pytest.raises(Struck):
             db.snapshot()
     finally:
@@ -105,9 +109,12 @@ def test_the_snapshot_of_an_interrupted_call_is_released(
     (call,) = core._tasks
 
     def late() -> None:
+        while held:
+            handle(*held.popleft())
         while call in core._tasks:
             engine._receive_all()
 
+    monkeypatch.setattr(engine, "handle", handle)
     dropped: list[SnapshotId] = []
     monkeypatch.setattr(engine, "catch_up", late)
     monkeypatch.setattr(core, "_drop_snapshot", dropped.append)

@@ -2,8 +2,8 @@
 
 Rule: a block file is built only of a segment that is stable to its end, without void, damaged or
 missing entries. The file appears atomically. A replaced segment takes its block file along. A
-damaged segment is skipped, and tried again when its file has changed (docs/protocol.md,
-section 14.1).
+damaged segment is skipped, and tried again when its file has changed. One that the disk cannot read
+is tried again with the next build (docs/protocol.md, section 14.1).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ziplog.segments.block_file import (
 )
 from ziplog.segments.block_reader import BlockReader, read_table
 from ziplog.segments.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, cut_block
-from ziplog.segments.entry import UnreadableError
+from ziplog.segments.entry import BusyError, UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,8 @@ class BlockBuilder:
             try:
                 self._build(task)
             except (UnreadableError, ProtocolError) as error:
-                self._damaged[entry.segment.name] = self._stamp(entry)
+                if not isinstance(error, BusyError):
+                    self._damaged[entry.segment.name] = self._stamp(entry)
                 event_log.warning(
                     "the block file of a damaged segment cannot be built", error=str(error)
                 )
@@ -236,7 +237,8 @@ def _cut(fd: int, at: int, size: int, start: int, last_fseq: int, segment: Segme
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise UnreadableError(f"{segment.name}: {error}") from error
+            # It may pass: the next build tries again.
+            raise BusyError(f"{segment.name}: {error}") from error
         if len(data) < wanted:
             raise UnreadableError(f"{segment.name} became shorter")
         is_end = wanted == size - at or wanted >= MAX_BLOCK_BYTES

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from shard.archive.block_builder import BlockBuilder
 from shard.storage.data_directory import DataDirectory
 from tests.properties import examples
 from tests.unit.shard.archive.logs import (
@@ -150,6 +151,29 @@ def test_a_block_file_that_cannot_be_read_now_is_read_later(
         patch.setattr(block_reader, "read_index", refuse)
         assert archive.block(1) == 0
     assert walk(archive, 1, 2**60)[2] == archive.sealed_end > 1
+    store.close()
+
+
+def test_a_read_error_that_has_passed_costs_no_block_file(
+    segments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(segments)
+    fill(store, log(60))
+    builder, second = BlockBuilder(segments), segments / store._segments[1].name
+    real = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if os.fstat(fd).st_ino == second.stat().st_ino:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, size, offset)
+
+    archive = BlockReader(segments)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        builder.build(lambda: 2**60)
+    assert walk(archive, 1, 2**60)[2] < archive.sealed_end
+    builder.build(lambda: 2**60)
+    assert walk(archive, 1, 2**60)[2] == archive.sealed_end
     store.close()
 
 

@@ -13,6 +13,7 @@ import errno
 import os
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
@@ -25,11 +26,12 @@ from ziplog.segments.entry_codec import DAMAGED, walk
 from ziplog.segments.segment import Segment, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 #: File with the newest segment's salt, its last entry on stable storage, and a checksum.
 _FLUSHED: Final = "flushed"
+_NOTHING: Final = MappingProxyType[str, bytes]({})
 
 
 def load(directory: Path) -> list[Segment]:
@@ -163,14 +165,21 @@ def _synced_names(directory: Path) -> Iterator[None]:
         yield
 
 
-def remove_void(directory: Path, segments: list[Segment]) -> list[Segment]:
-    """Delete void entries and files durably; return the rest, which must still be linked."""
+def remove_void(
+    directory: Path, segments: list[Segment], contents: Mapping[str, bytes] = _NOTHING
+) -> list[Segment]:
+    """Delete void entries and files durably; return the rest, which must still be linked.
+
+    `contents`: of files that were read before, by name.
+    """
     kept: list[Segment] = []
     limit = 0
     for segment in reversed(segments):
         is_void = bool(kept) and (kept[-1].is_first or segment.base_fseq > limit)
         if is_void or (
-            limit and segment.last_fseq >= limit and not _cut(directory, segment, limit)
+            limit
+            and segment.last_fseq >= limit
+            and not _cut(directory, segment, limit, contents.get(segment.name))
         ):
             _remove(directory, segment)
             continue
@@ -179,10 +188,10 @@ def remove_void(directory: Path, segments: list[Segment]) -> list[Segment]:
     return kept[::-1]
 
 
-def _cut(directory: Path, segment: Segment, limit: int) -> bool:
+def _cut(directory: Path, segment: Segment, limit: int, contents: bytes | None) -> bool:
     """Cut entry `limit` and all after it from a file; False if no useful entry is left."""
     path = directory / segment.name
-    data = read_file(path)
+    data = read_file(path) if contents is None else contents
     size = 0
     for found in walk(data, segment.salt):
         if found.kind != DAMAGED and found.fseq >= limit:

@@ -44,9 +44,11 @@ from ziplog.segments.entry import (
     SessionTableRecord,
     UnreadableError,
     WatermarkRecord,
+    unreadable,
 )
 from ziplog.segments.entry_codec import EXPIRE, decode, encode, encode_run
 from ziplog.segments.entry_codec import positions as positions_of
+from ziplog.segments.segment import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -413,10 +415,19 @@ class SegmentStore(SegmentReader):
             segment.mark, segment.size, segment.flushed = mark, len(contents), len(contents)
         first = 0 if segment.is_first else segment.base_fseq
         changing = [before for before in self._segments if before.last_fseq >= first]
+        # Before the cut takes effect: afterwards, the system may refuse to open a file.
+        read = {cut.name: self._contents(cut) for cut in changing if cut.base_fseq < first}
         delete_block_files(self._directory, changing)
         create(self._directory, segment, contents)
         self._flusher.switch_segment(segment)
-        self._continue_with(link_segments(remove_void(self._directory, [*self._segments, segment])))
+        kept = remove_void(self._directory, [*self._segments, segment], read)
+        self._continue_with(link_segments(kept))
+
+    def _contents(self, segment: Segment) -> bytes:
+        try:
+            return read_file(self._directory / segment.name)
+        except OSError as error:
+            raise unreadable(segment.name, error) from error
 
     # --- repair ------------------------------------------------------------------------------
 

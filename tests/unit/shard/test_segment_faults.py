@@ -10,6 +10,7 @@ import pytest
 
 from shard.storage import segment_files, segment_store
 from tests.unit.shard.logs import Oracle, apply, compare, reopen
+from ziplog.segments.entry import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,34 @@ def test_cut_that_took_effect_is_not_reported_as_refused(
     apply(store, oracle, ("truncate", 2))
     monkeypatch.undo()
     apply(store, oracle, ("place", 0, [1], 60))
+    compare(store, oracle)
+    assert store.close()
+    compare(reopen(directory), oracle)
+
+
+def test_cut_that_took_effect_opens_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections have taken all descriptors meanwhile. The process would end otherwise."""
+    directory = tmp_path / "segments"
+    store, oracle = reopen(directory), Oracle()
+    for _ in range(20):
+        apply(store, oracle, ("place", 0, [1], 60))
+    assert store.flush()
+    real = segment_store.create
+
+    def create(where: Path, segment: Segment, contents: bytes) -> None:
+        real(where, segment, contents)
+        monkeypatch.setattr(segment_files, "read_file", refuse)
+
+    monkeypatch.setattr(segment_store, "create", create)
+    apply(store, oracle, ("truncate", 2))
+    monkeypatch.undo()
+    compare(store, oracle)
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_store, "read_file", refuse)
+        with pytest.raises(BusyError):
+            store.truncate(1)
     compare(store, oracle)
     assert store.close()
     compare(reopen(directory), oracle)

@@ -5,7 +5,7 @@
     cursors, removes and reinserts shards for the failure handler, adds and removes shards and gives
     up regions for operators
     leader --LeaderChanged--> follower: answers with the leader's endpoint, and forwards what the
-    failure handler repeats
+    failure handler and clients repeat
 
 Rule: only committed state is announced. State in memory (which servers are up, when a lease starts)
 may be lost with the leader; that costs time, never a position.
@@ -15,10 +15,11 @@ Invariants: `check()`, those of `ClusterState`. See docs/protocol.md, sections 3
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mms import membership_rules
 from mms.announcements import Announcements
+from mms.client_forwarding import ClientForwarding, Forwarded, Reply
 from mms.client_requests import ClientRequests
 from mms.cluster_creation import ClusterCreation
 from mms.commands import (
@@ -101,6 +102,7 @@ class MembershipService(ServiceNode):
         {
             LeaseQuery, Trim, StatusQuery, ChangeShard, ChangeRegion, FinishUpgrade,
             CursorClaim, CursorMoves, CursorRelease, CursorEdit, CursorRenewal, CursorQuery,
+            Remove, Reinsert,
         }
     )  # fmt: skip
     state: ClusterState
@@ -153,6 +155,7 @@ class MembershipService(ServiceNode):
             config, name, state, servers, self._failure_handlers, self.wire_use.release
         )
         self._forwarding: Final = Forwarding(state, self._failure_handlers, self._upgrades.peers)
+        self._client_forwarding: Final = ClientForwarding(self._upgrades.peers)
         self._durability: Final = DurabilityLevel(state, servers)
         self._lost_regions: Final = LostRegions(state, servers)
         self._events: Final = EventRecorder(state, wall_offset_ns)
@@ -174,10 +177,9 @@ class MembershipService(ServiceNode):
             StatusQuery: self._on_status_query,
             Remove: self._on_remove,
             Reinsert: self._on_reinsert,
-            Removed: self._on_forwarded_reply,
-            Reinserted: self._on_forwarded_reply,
-            Refused: self._on_forwarded_reply,
-            NotLeader: self._on_forwarded_reply,
+            **dict.fromkeys(
+                (NotLeader, Removed, Reinserted, *Reply.__args__), self._on_forwarded_reply
+            ),
             HandlerHeartbeat: self._on_handler_heartbeat,
             ChangeShard: self._on_change_shard,
             ChangeRegion: self._on_change_region,
@@ -421,23 +423,7 @@ class MembershipService(ServiceNode):
             self._effects += self._upgrades.answer_heartbeat(src, message)
 
     def _on_remove(self, src: bytes, message: Remove) -> None:
-        if self._can_lead:
-            self._effects += self._recoveries.on_remove(src, message, self._now)
-        else:
-            self._forward(src, message)
-
-    def _forward(self, src: bytes, message: Remove | Reinsert) -> None:
-        """Redirect the failure handler to the leader, which it may not reach: see `Forwarding`."""
-        self._redirect(src, message.request)
-        self._effects += self._forwarding.on_request(src, message, self._leadership.leader)
-
-    def _on_forwarded_reply(
-        self, src: bytes, message: Removed | Reinserted | Refused | NotLeader
-    ) -> None:
-        if not self._upgrades.peers.is_from_peer(src):
-            self._reject(src, message, "the sender is not another node of the service")
-        elif not isinstance(message, NotLeader):
-            self._effects += self._forwarding.on_reply(message)
+        self._effects += self._recoveries.on_remove(src, message, self._now)
 
     def _on_shard_removed(self, command: RemoveShard) -> None:
         """Drop the shard from the next lease, and announce it to its servers."""
@@ -449,16 +435,33 @@ class MembershipService(ServiceNode):
             self._effects += self._leases.propose_at_once(self._now)
 
     def _on_reinsert(self, src: bytes, message: Reinsert) -> None:
-        if self._can_lead:
-            self._effects += self._recoveries.on_reinsert(src, message, self._now)
-            self._return_shards()
-        else:
-            self._forward(src, message)
+        self._effects += self._recoveries.on_reinsert(src, message, self._now)
+        self._return_shards()
 
     def _return_shards(self) -> None:
         """Grant a lease at once if it returns a shard and no such lease is pending."""
         if self._is_leader and self._recoveries.claim_lease(self._now):
             self._effects += self._leases.propose_at_once(self._now)
+
+    # --- forwarding ---
+
+    def _on_request_for_leader(self, src: bytes, message: Any) -> None:
+        """Redirect a request to the leader, and forward it if its source may not reach that."""
+        super()._on_request_for_leader(src, message)
+        leader = self._leadership.leader
+        if isinstance(message, Remove | Reinsert):
+            self._effects += self._forwarding.on_request(src, message, leader)
+        elif isinstance(message, Forwarded):
+            self._effects += self._client_forwarding.on_request(src, message, leader)
+
+    def _on_forwarded_reply(self, src: bytes, message: Message) -> None:
+        if not self._upgrades.peers.is_from_peer(src):
+            self._reject(src, message, "the sender is not another node of the service")
+            return
+        if isinstance(message, Reply):
+            self._effects += self._client_forwarding.on_reply(message)
+        if isinstance(message, Removed | Reinserted | Refused):
+            self._effects += self._forwarding.on_reply(message)
 
     # --- operators and clients ---
 
@@ -540,6 +543,7 @@ class MembershipService(ServiceNode):
         self.servers.check()
         self._recoveries.check()
         self._forwarding.check()
+        self._client_forwarding.check()
         self._reconfiguration.check()
         self._leases.check()
         self._upgrades.check()

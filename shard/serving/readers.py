@@ -26,6 +26,7 @@ from shard.serving.subscription import (
     stable_part,
     units_of,
 )
+from shard.serving.tail_forwarding import TailForwarding
 from ziplog.core.entries import Place, Skip, decode_body
 from ziplog.segments.entry import BusyError, UnreadableError
 from ziplog.wire import (
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     from ziplog.core.message import Message
     from ziplog.segments.entry import Entry
 
-#: Requests of readers.
-REQUESTS: Final = (Read, Subscribe, Credit, Unsubscribe, Tail, Outline, Locate)
+#: Requests of readers, and a peer's reply to a forwarded one.
+REQUESTS: Final = (Read, Subscribe, Credit, Unsubscribe, Tail, TailReply, Outline, Locate)
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -77,6 +78,7 @@ class Readers:
         self.subscriptions: Final[dict[Key, Subscription]] = {}
         #: The streams of readers that speculate.
         self.early: Final = EarlyStreams(state, self._note_subscriptions)
+        self._forwarding: Final = TailForwarding(state)
         #: Those with records, and the bare streams of each client.
         self._with_records: Final[dict[Key, Subscription]] = {}
         self._bare: Final[dict[bytes, dict[int, Subscription]]] = {}
@@ -109,6 +111,9 @@ class Readers:
                 self.unsubscribe(message)
             case Tail() if is_in_view and self._is_confirmed:
                 self.tail(route, message)
+                self._forwarding.on_tail(route, message)
+            case TailReply():
+                self._forwarding.on_reply(route, message)
             case Outline():
                 self.outline(route, message)
             case Locate() if is_in_view:
@@ -528,6 +533,7 @@ class Readers:
     def check(self) -> None:
         """Assert the invariant, and those of the early streams."""
         self.early.check()
+        self._forwarding.check()
         for key, subscription in self.subscriptions.items():
             is_current = subscription.is_bare or subscription.sent >= self._frontier
             assert key in self._lagging or is_current

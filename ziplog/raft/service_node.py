@@ -168,13 +168,17 @@ class ServiceNode(ABC):
         elif cluster and message.cluster not in {0, cluster}:
             self._on_wrong_cluster(src, message)
         elif type(message) in self.for_leader and not self._can_lead:
-            self._redirect(src, getattr(message, "request", 0))
+            self._on_request_for_leader(src, message)
         else:
             handler(src, message)
 
     def _on_wrong_cluster(self, src: bytes, message: Message) -> None:
         why = f"it is for cluster {message.cluster}, but this is cluster {self.cluster}"
         self._reject(src, message, why)
+
+    def _on_request_for_leader(self, src: bytes, message: Any) -> None:
+        """Handle a message that only a leader handles, at another node."""
+        self._redirect(src, getattr(message, "request", 0))
 
     def _redirect(self, src: bytes, request: int) -> None:
         self._effects.append(self._leadership.redirect(src, self.cluster, request))

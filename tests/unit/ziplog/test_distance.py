@@ -131,6 +131,7 @@ EXCEPTIONS: Final = {
         "ziplog.client.reads.barrier._MIN_BACKOFF_NS",
         "ziplog.client.reads.read._MIN_BACKOFF_NS",
         "ziplog.client.reads.read._MIN_RETRANSMIT_NS",
+        "ziplog.client.reads.tail._ALL_FROM_NS",
         "ziplog.client.reads.tail._MIN_BACKOFF_NS",
     },
     "a repetition costs one small message while something is amiss": {

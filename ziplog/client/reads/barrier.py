@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from ziplog.client.common.pending_requests import PendingRequest, PendingRequests
-from ziplog.client.reads.tail import missing_servers
+from ziplog.client.reads.tail import missing_servers, to_ask
 from ziplog.core.units import NS_PER_MS
 from ziplog.errors import ClosedError, DeadlineError
 from ziplog.types import RecordId
@@ -63,7 +63,7 @@ class Barriers(PendingRequests[Barrier]):
         self._send(barrier)
 
     def _send(self, barrier: Barrier) -> None:
-        """Ask the replicas without a reply, of the shard that is the slowest now."""
+        """Ask the replicas without a reply, or all, of the shard that is the slowest now."""
         context, routing = self._context, self._routing
         subscription = self._subscriptions.get(barrier.subscription)
         if subscription is None:
@@ -75,7 +75,7 @@ class Barriers(PendingRequests[Barrier]):
             replies = barrier.replies.setdefault(route.shard, {})
             message = Tail(routing.cluster, route.shard, route.view, barrier.numbers[-1])
             missing = missing_servers(replies, route)
-            for server in missing:
+            for server in to_ask(missing, route, barrier.backoff):
                 context.send(route.names[server], message)
             if not missing and self._conclude(barrier, route.shard):
                 return

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Interval before a silent replica is asked again; it doubles up to `MAX_BACKOFF_NS`.
 _MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
+#: The interval from which on the other replicas are asked again, too.
+_ALL_FROM_NS: Final = 200 * NS_PER_MS
 
 
 class LogTail(msgspec.Struct, frozen=True, gc=False):
@@ -154,17 +156,14 @@ class TailQueries(PendingRequests[TailQuery]):
         )
 
     def _send(self, query: TailQuery) -> None:
-        """Ask the replicas without a reply; all of a shard in recovery that lacks one."""
+        """Ask the replicas without a reply, or all of a shard that lacks one."""
         context, routing = self._context, self._routing
         query.sent_at = context.now if query.backoff == _MIN_BACKOFF_NS else 0
         for shard, replies in query.replies.items():
             route = routing.route(shard)
             assert route is not None, "a member without a placement"
             message = Tail(routing.cluster, shard, route.view, query.numbers[-1], query.below)
-            missing: Collection[int] = _missing(replies, route)
-            if missing and route.is_unavailable:  # One that replied may join a later view.
-                missing = range(len(route.names))
-            for server in missing:
+            for server in to_ask(_missing(replies, route), route, query.backoff):
                 context.send(route.names[server], message)
         self._retry_at(query, context.retry_at(query.backoff))
 
@@ -299,6 +298,15 @@ def _missing(replies: Mapping[int, TailReply], route: Route) -> list[int]:
     if any(reply.view > route.view for reply in replies.values()):
         return []
     return missing_servers(replies, route)
+
+
+def to_ask(missing: list[int], route: Route, backoff: int) -> Collection[int]:
+    """Return the replicas to ask, if some replies are missing: after a while, all.
+
+    A replica that replied forwards the query to its peers, as the client may not reach them. Or it
+    has joined a later view meanwhile.
+    """
+    return range(len(route.names)) if missing and backoff >= _ALL_FROM_NS else missing
 
 
 def missing_servers(replies: Mapping[int, TailReply], route: Route) -> list[int]:

@@ -159,5 +159,5 @@ def test_a_client_that_does_not_reach_the_services_leader_keeps_its_cursors() ->
         client.call(StatusRequest(NEVER))
         client.call(EditRequest(NEVER, "c", "pause"))
         (listed,) = client.call(CursorsRequest(NEVER))
-        assert (listed.name, listed.paused) == ("c", True)
+        assert (listed.name, listed.state) == ("c", "paused")
         client.call(ReleaseRequest(NEVER, client.subscription))

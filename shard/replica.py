@@ -64,6 +64,7 @@ from ziplog.wire import (
     LeaseHistory,
     NodeInfo,
     Refused,
+    RelayedInsert,
     Report,
     Resend,
     Settled,
@@ -131,6 +132,9 @@ class Replica:
         self._draining: Final = Draining(state)
         self._handlers: Final[dict[type[Message], Callable[[bytes, Any], None]]] = {
             Insert: self._insert,
+            RelayedInsert: lambda _, m: self._admission.admit_relayed(
+                m.insert, self._role, self._now
+            ),
             Settled: self._settled,
             Forward: self._forward,
             Report: self._report,

@@ -94,13 +94,21 @@ class Admission:
         else:
             unit = session.units[seq] = held_unit(route, message)
             state.counters.on_admitted(unit, now)
-            if self._rate.is_limited:
+            if self._rate.is_limited and route:
                 size = len(message.body)
                 pause = self._rate.on_admitted(session, route, message.count, size, now)
                 if pause is not None:
                     state.effects.append(pause)
             role.accept(session, unit, now)
         return session
+
+    def admit_relayed(self, message: Insert, role: Role, now: int) -> None:
+        """Admit the unit that a backup relayed, at the primary. Its client gets no ack from here.
+
+        The backup reports the decision once it is stable.
+        """
+        if self._state.server == 0:
+            self.admit(b"", message, role, now)
 
     def _refuse_target(self, route: bytes, message: Insert) -> bool:
         """Whether an insert is not for this server in its current state; if so, refuse it."""
@@ -143,7 +151,7 @@ class Admission:
             self._state.refuse(route, message.seq, "identity-reused", detail)
         else:
             unit.copy = max(unit.copy, message.copy)
-            unit.route = route
+            unit.route = route or unit.route
             role.on_copy(unit, message.since)
 
     def _was_refused(self, route: bytes, message: Insert, session: Session, now: int) -> bool:

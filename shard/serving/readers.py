@@ -33,12 +33,14 @@ from ziplog.wire import (
     Answer,
     Credit,
     Deliver,
+    Insert,
     Locate,
     Located,
     Outline,
     Outlined,
     Read,
     ReadReply,
+    RelayedInsert,
     Subscribe,
     Tail,
     TailReply,
@@ -48,6 +50,7 @@ from ziplog.wire import (
 if TYPE_CHECKING:
     from shard.state.guesses import Guesses
     from shard.state.replica_state import ReplicaState
+    from shard.state.sessions import HeldUnit
     from ziplog.core.entries import Unit
     from ziplog.core.message import Message
     from ziplog.segments.entry import Entry
@@ -227,6 +230,8 @@ class Readers:
         if unit is not None:
             if unit.confirmed and unit.slots[-1] < state.stream.stable_end:
                 verdict, gsns = "present", unit.slots
+            elif state.server and not unit.confirmed and locate.view == state.view:
+                self._relay(unit, locate.since)
         elif (
             locate.view < state.view
             and self._is_confirmed
@@ -241,6 +246,17 @@ class Readers:
                 verdict, gsns,
             ),
         )  # fmt: skip
+
+    def _relay(self, unit: HeldUnit, since: int) -> None:
+        """Pass this backup's guess on to the primary: the client may not reach that."""
+        state = self._state
+        session = state.sessions.by_client[unit.client]
+        insert = Insert(
+            state.cluster, state.shard, state.view, unit.client, unit.seq,
+            session.first_incomplete, unit.predecessor, unit.after, unit.count, unit.body,
+            since=since, sealed=unit.sealed,
+        )  # fmt: skip
+        state.send(state.peers[0], RelayedInsert(state.cluster, insert))
 
     # --- streams ---
 

@@ -324,12 +324,14 @@ class ReplicaState:
         copies: int = 0,
         since: int = 0,
     ) -> None:
-        """Refuse a request, or its first copies, and send the client the reason."""
+        """Refuse a request, or its first copies, and send the client the reason.
+
+        A client without a route gets none: a backup has relayed its insert.
+        """
         self.counters.refused[code] += 1
-        self.send(
-            route,
-            Refused(
+        if route:
+            refused = Refused(
                 self.cluster, self.shard, self.view, self.server, request, code, detail, copies,
                 since,
-            ),
-        )  # fmt: skip
+            )  # fmt: skip
+            self.send(route, refused)

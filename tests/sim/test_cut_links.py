@@ -14,6 +14,7 @@ from tests.sim.programs import ClientProgram
 from tests.sim.simulated import simulated
 from tests.sim.test_parted_regions import insert_from_now_on, read_from_now_on
 from tests.simulator.kernel import Kernel, S
+from ziplog.client.client_node import ClientCore
 from ziplog.client.common.requests import (
     ClaimQuery,
     ClaimRequest,
@@ -22,6 +23,7 @@ from ziplog.client.common.requests import (
     CursorsRequest,
     EditRequest,
     InsertRequest,
+    ReadRequest,
     ReleaseRequest,
     StatusRequest,
     SubscribeRequest,
@@ -121,9 +123,17 @@ class Client:
         assert not isinstance(results[0], Exception), f"{request}: {results[0]!r}"
         return results[0]
 
-    def insert(self) -> RecordId:
-        """Insert a record at a shard whose servers the client reaches."""
-        rid: RecordId = self.call(InsertRequest(NEVER, [b"x"], RID_GENESIS, None, 0, shard=1))[0]
+    @property
+    def has_units_in_flight(self) -> bool:
+        """Whether a server has not acked a unit yet."""
+        core = self._program.engine.core
+        assert isinstance(core, ClientCore)
+        return any(window.inflight for window in core._inserts.windows.values())
+
+    def insert(self, shard: int = 1) -> RecordId:
+        """Insert a record; shard 1 is the one whose servers the client reaches."""
+        insert = InsertRequest(NEVER, [b"x"], RID_GENESIS, None, 0, shard=shard)
+        rid: RecordId = self.call(insert)[0]
         return rid
 
 
@@ -145,6 +155,20 @@ def test_a_client_finds_the_end_of_the_log(end: str) -> None:
         for is_sealed in (False, True):
             assert client.call(TailRequest(NEVER, sealed=is_sealed)) >= before
         client.call(SubscribeRequest(NEVER, RID_RECENT, follow=False))
+
+
+@pytest.mark.parametrize("end", ["shard-0-0", "shard-0-1"])
+def test_an_insert_returns_although_the_client_does_not_reach_one_server(end: str) -> None:
+    """The primary gets it from the backup; one of them reports where it is."""
+    with client_without(end) as client:
+        first = client.insert(shard=0)
+        assert client.insert(shard=0).gsn > first.gsn
+        for rid in (first, client.insert()):
+            assert client.call(ReadRequest(NEVER, rid)).payload == b"x"
+        client.cluster.network.heal_all()
+        client.cluster.kernel.run(CALL_NS)
+        client.insert(shard=0)
+        assert not client.has_units_in_flight
 
 
 def test_a_client_that_does_not_reach_the_services_leader_keeps_its_cursors() -> None:

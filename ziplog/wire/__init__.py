@@ -51,6 +51,7 @@ from ziplog.wire.inserts import (
     Located,
     RefusalCode,
     Refused,
+    RelayedInsert,
     Settled,
     Sync,
     Synced,
@@ -171,6 +172,7 @@ __all__ = [
     "RegionChanged",
     "Reinsert",
     "Reinserted",
+    "RelayedInsert",
     "Remove",
     "Removed",
     "Report",
@@ -202,7 +204,8 @@ __all__ = [
 ]
 
 AnyMessage = (
-    Insert | InsertAck | Refused | Leaving | Settled | Locate | Located | Sync | Synced
+    Insert | InsertAck | RelayedInsert | Refused | Leaving | Settled
+    | Locate | Located | Sync | Synced
     | Read | ReadReply | Subscribe | Credit | Unsubscribe | Deliver | Early | Trimmed
     | Want | Frontier | Tail | TailReply | Outline | Outlined
     | Forward | Report | Resend | Ahead | Beat | Fetch | Fetched

@@ -38,6 +38,15 @@ class Insert(Message, tag=VERSION * 256 + 1, frozen=True, gc=False):
     sealed: bool = False
 
 
+class RelayedInsert(Message, tag=VERSION * 256 + 24, frozen=True, gc=False):
+    """A backup passes a client's unit on to the primary, which the client may not reach.
+
+    As a copy without a number, it is refused if the primary refused any copy.
+    """
+
+    insert: Insert
+
+
 class InsertAck(Message, tag=VERSION * 256 + 2, frozen=True, gc=False):
     """Ack: a server holds the unit at these gsns (D8)."""
 

@@ -147,15 +147,28 @@ class UnknownOutcomes(PendingRequests[PendingResolve]):
         super().cancel(call)
 
     def on_unit_resolved(
-        self, outcome: UnknownOutcome, seq: int, gsns: Sequence[int] | None
+        self,
+        outcomes: Iterable[tuple[UnknownOutcome, int | None]],
+        seq: int,
+        gsns: Sequence[int] | None,
     ) -> None:
-        """Record the outcome of a unit; complete the pending calls if it was the last open unit."""
-        outcome.resolve_unit(seq, gsns)
-        if outcome.open or not outcome.calls:
-            return
-        for pending in [p for p in self._pending.values() if p.outcome is outcome]:
-            self.cancel(pending.call)
-            self._complete(pending.call, pending.deadline, outcome)
+        """Record where the records of a unit are; complete the calls whose last open unit it was.
+
+        Args:
+            outcomes: those of the unit, each with the position of its record in the unit; None: it
+                has all records of the unit.
+            seq: the unit's.
+            gsns: the positions; None: the unit will never exist.
+
+        """
+        for outcome, index in outcomes:
+            known = gsns if gsns is None or index is None else gsns[index : index + 1]
+            outcome.resolve_unit(seq, known)
+            if outcome.open or not outcome.calls:
+                continue
+            for pending in [p for p in self._pending.values() if p.outcome is outcome]:
+                self.cancel(pending.call)
+                self._complete(pending.call, pending.deadline, outcome)
 
     def on_lost(
         self,

@@ -44,9 +44,9 @@ class InflightUnit:
 
     __slots__ = (
         "acks", "backoff", "call", "first_sent", "index", "is_absent_in_newer_view", "is_expired",
-        "is_of_singles", "last_sent", "locate_count", "may_be_queued", "may_be_stale", "message",
-        "no_space", "outcomes", "pending_error", "redirects", "refusals", "replicas",
-        "retransmit_at", "too_large", "took_slow_path",
+        "is_of_singles", "is_reported", "last_sent", "locate_count", "may_be_queued",
+        "may_be_stale", "message", "no_space", "outcomes", "pending_error", "redirects",
+        "refusals", "replicas", "retransmit_at", "too_large", "took_slow_path",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,8 @@ class InflightUnit:
         self.outcomes: tuple[tuple[UnknownOutcome, int | None], ...] = ()
         #: It counts as one of `ShardWindow.single_units`.
         self.is_of_singles = False
+        #: Its calls have its placement, although acks are missing: it was located.
+        self.is_reported = False
         self.index: Final = index
         self.message = message
         self.first_sent: Final = now
@@ -370,6 +372,15 @@ class ShardWindow:
         del self.inflight[unit.message.seq]
         self.bytes -= len(unit.message.body)
         self.single_units -= unit.is_of_singles
+
+    def keep(self, unit: InflightUnit) -> None:
+        """Keep a unit in flight after its outcome was reported.
+
+        The client sends copies of it until all servers ack it, and avoids the shard meanwhile.
+        """
+        unit.call, unit.outcomes, unit.is_reported = None, (), True
+        self.single_units -= unit.is_of_singles
+        unit.is_of_singles = False
 
     def units_of_older_views(self, view: int) -> dict[InsertCall, list[InflightUnit]]:
         """Return the units of pending calls that were sent in another view than this one."""

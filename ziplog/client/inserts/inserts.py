@@ -22,7 +22,7 @@ from ziplog.client.inserts import insert_errors
 from ziplog.client.inserts.copies import Copies
 from ziplog.client.inserts.inflight import ShardWindow, has_later_unit
 from ziplog.client.inserts.insert_calls import InsertCall, InsertGroup
-from ziplog.client.inserts.locate import LocateQueries
+from ziplog.client.inserts.locate import LocateQueries, must_not_send
 from ziplog.client.inserts.measurements import Measurements
 from ziplog.client.inserts.plain_inserts import PlainInserts
 from ziplog.client.inserts.results import Results
@@ -187,11 +187,8 @@ class Inserts:
             return
         locates = self._locates[located.shard]
         if located.verdict == "present":
-            if unit.is_valid_placement(located.gsns):
-                self._context.counters.located += len(located.gsns)
-                unit.took_slow_path = True
             locates.on_decided()
-            self._complete_unit(window, unit, located.gsns)
+            self._on_present(window, unit, located.gsns)
         elif located.verdict == "absent" and located.view > unit.message.view:
             if not unit.is_absent_in_newer_view:
                 locates.on_decided()
@@ -210,36 +207,46 @@ class Inserts:
         elif not self._reroute(window, unit.call) and window.is_blocked_by_view_change:
             self._context.set_timer(self._context.now)
 
+    def _on_present(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> None:
+        """Complete a located unit; it stays in flight while a replica of its view is silent."""
+        route = self._routing.route(window.shard)
+        if not unit.is_reported:
+            unit.took_slow_path = True
+            self._context.counters.located += len(gsns)
+        if route is None or must_not_send(unit, route) or len(unit.acks) == unit.replicas:
+            self._complete_unit(window, unit, gsns)
+        elif not unit.is_reported and self._is_valid(window, unit, gsns):
+            self._report(window, unit, gsns)
+            window.keep(unit)
+            self.shard_selector.avoid(window, unit.backoff)
+            self.sender.fill(window)
+
     def _complete_unit(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> None:
-        call, counters = unit.call, self._context.counters
-        if not unit.is_valid_placement(gsns):
-            message = unit.message
-            what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
-            self._protocol_violation(window, unit, f"{what}, after {message.after}")
+        if not self._is_valid(window, unit, gsns):
             return
         window.retire(unit)
-        self._resolve_outcomes(unit, gsns)
-        window.note_placed(unit.message.view, gsns[-1])
-        self._context.highest_gsn = max(self._context.highest_gsn, gsns[-1])
-        counters.inserts += len(gsns)
-        if unit.took_slow_path:
-            counters.slow_path += len(gsns)
-        else:
-            counters.fast_path += len(gsns)
-        if call is not None:
-            call.gsns[unit.index] = gsns
-            call.open -= 1
-            if not call.open:
-                for number in self._results.complete(call):
-                    del self._calls[number]
-            elif call.is_sequential:
-                window.queue.append(call)
-            elif window.is_blocked_by_view_change:
-                self._context.set_timer(self._context.now)
+        window.avoid_until = 0
+        if not unit.is_reported:
+            self._report(window, unit, gsns)
         if window.queue:
             self.sender.fill(window)
         if not window.inflight:
             self.settled_reports.on_window_empty(window)
+
+    def _report(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> None:
+        """Pass the placement of a unit to its calls."""
+        self.outcomes.on_unit_resolved(unit.outcomes, unit.message.seq, gsns)
+        for number in self._results.place(window, unit, gsns):
+            del self._calls[number]
+
+    def _is_valid(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> bool:
+        """Return whether a placement is valid; if not, fail the unit."""
+        if unit.is_valid_placement(gsns):
+            return True
+        message = unit.message
+        what = f"shard {message.shard} placed {message.count} records at {gsns[:3]}..."
+        self._protocol_violation(window, unit, f"{what}, after {message.after}")
+        return False
 
     def _protocol_violation(self, window: ShardWindow, unit: InflightUnit, what: str) -> None:
         """Fail a unit because servers violated the protocol; an unknown outcome stays unknown."""
@@ -253,13 +260,7 @@ class Inserts:
     def _abandon(self, window: ShardWindow, unit: InflightUnit) -> None:
         """Retire a unit that will never exist."""
         window.retire(unit)
-        self._resolve_outcomes(unit, None)
-
-    def _resolve_outcomes(self, unit: InflightUnit, gsns: list[int] | None) -> None:
-        """Record where a unit's records are for callers that wait no more; None: nowhere."""
-        for outcome, index in unit.outcomes:
-            known = gsns if gsns is None or index is None else gsns[index : index + 1]
-            self.outcomes.on_unit_resolved(outcome, unit.message.seq, known)
+        self.outcomes.on_unit_resolved(unit.outcomes, unit.message.seq, None)
 
     def on_refused(self, refused: Refused) -> None:
         """Handle a refusal of a unit: retransmit it, reroute it, or fail its call."""
@@ -505,7 +506,7 @@ class Inserts:
             self._resume_after_view_change(window, route)
         self._copies.retransmit_due(window, route)
         units = window.inflight.values()
-        has_located = self._locates[window.shard].poll(self._context, route, units)
+        has_located = self._locates[window.shard].poll(self._context, route, window)
         if has_located or (
             route.is_unavailable and (window.has_queue or any(u.has_waiter for u in units))
         ):

@@ -1,9 +1,11 @@
-"""`Locate` requests for units that must not be sent again (docs/protocol.md, sections 4 and 11).
+"""`Locate` requests for units that acks may not complete (docs/protocol.md, sections 4 and 11).
 
 While a shard recovers, and for units of ended calls after that, the client asks all servers where a
-unit is. It locates some units at a time, those with the fewest requests first. Rules: a request
-names the view of the unit's newest copy, because an older view would prove nothing; the interval
-grows while no outcome becomes known, so a dead shard costs little.
+unit is, because it must not send the unit again. It also asks if some servers have acked a unit,
+and another one does not answer: the client may not reach that one. It locates some units at a time,
+those with the fewest requests first. Rules: a request names the view of the unit's newest copy,
+because an older view would prove nothing; the interval grows while no outcome becomes known, so a
+dead shard costs little.
 
 Invariant: the client does not locate a unit that is known to be absent.
 """
@@ -19,11 +21,11 @@ from ziplog.core.units import NS_PER_MS
 from ziplog.wire import Locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ziplog.client.common.routing import Route
     from ziplog.client.common.step_context import StepContext
-    from ziplog.client.inserts.inflight import InflightUnit
+    from ziplog.client.inserts.inflight import InflightUnit, ShardWindow
 
 MIN_BACKOFF_NS: Final = 50 * NS_PER_MS
 #: Maximum interval while a caller waits for a unit, and otherwise.
@@ -69,12 +71,18 @@ class LocateQueries:
         if self._open <= 0:
             self.due = 0
 
-    def poll(self, context: StepContext, route: Route, units: Iterable[InflightUnit]) -> bool:
+    def poll(self, context: StepContext, route: Route, window: ShardWindow) -> bool:
         """Locate units if any must be and the interval is over; return whether it sent requests."""
+        is_avoided = window.avoid_until > context.now
         candidates = [
             unit
-            for unit in units
-            if (unit.may_be_stale or must_not_send(unit, route)) and not unit.is_absent
+            for unit in window.inflight.values()
+            if (
+                unit.may_be_stale
+                or must_not_send(unit, route)
+                or (is_avoided and unit.acks and unit.has_waiter)
+            )
+            and not unit.is_absent
         ]
         if not candidates:
             return False

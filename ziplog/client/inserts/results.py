@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ziplog.client.common.routing import Routing
     from ziplog.client.common.step_context import StepContext
-    from ziplog.client.inserts.inflight import ShardWindow
+    from ziplog.client.inserts.inflight import InflightUnit, ShardWindow
     from ziplog.client.inserts.insert_calls import InsertCall
     from ziplog.client.seals.seals import Seals
     from ziplog.errors import OutcomeUnknownError
@@ -37,7 +37,33 @@ class Results:
         self._windows: Final = windows
         self._seals: Final = seals
 
-    def complete(self, call: InsertCall) -> list[int]:
+    def place(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> list[int]:
+        """Note that a unit is placed; return the numbers of the calls that this completes."""
+        self._count(window, unit, gsns)
+        call = unit.call
+        if call is None:
+            return []
+        call.gsns[unit.index] = gsns
+        call.open -= 1
+        if not call.open:
+            return self._complete(call)
+        if call.is_sequential:
+            window.queue.append(call)
+        elif window.is_blocked_by_view_change:
+            self._context.set_timer(self._context.now)
+        return []
+
+    def _count(self, window: ShardWindow, unit: InflightUnit, gsns: list[int]) -> None:
+        context, counters = self._context, self._context.counters
+        window.note_placed(unit.message.view, gsns[-1])
+        context.highest_gsn = max(context.highest_gsn, gsns[-1])
+        counters.inserts += len(gsns)
+        if unit.took_slow_path:
+            counters.slow_path += len(gsns)
+        else:
+            counters.fast_path += len(gsns)
+
+    def _complete(self, call: InsertCall) -> list[int]:
         """Complete a call with placed units, or those of a group; return their numbers."""
         completed = call.pop_results()
         self._context.expects_more |= len(completed) > 1

@@ -94,10 +94,10 @@ class Admission:
         else:
             unit = session.units[seq] = held_unit(route, message)
             state.counters.on_admitted(unit, now)
-            if self._rate.is_limited and route:
+            if self._rate.is_limited:
                 size = len(message.body)
                 pause = self._rate.on_admitted(session, route, message.count, size, now)
-                if pause is not None:
+                if pause is not None and route:
                     state.effects.append(pause)
             role.accept(session, unit, now)
         return session

@@ -26,7 +26,16 @@ from ziplog.client.seals.seals import Seals
 from ziplog.core.units import NEVER
 from ziplog.errors import OutcomeUnknownError
 from ziplog.types import RID_GENESIS, RecordId
-from ziplog.wire import Ahead, Forward, Insert, LeaseAnnounced, Refused, Unsubscribe, Want
+from ziplog.wire import (
+    Ahead,
+    Forward,
+    Insert,
+    LeaseAnnounced,
+    Refused,
+    RelayedInsert,
+    Unsubscribe,
+    Want,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,6 +126,7 @@ def backup_is_ahead(s: Stage) -> tuple[int, Call]:
     third = Client(s, "third", shard=1)
     s.fresh_epoch()
     s.lose("other", PRIMARY, Insert)
+    s.lose(BACKUP, PRIMARY, RelayedInsert)
     silence(s)
     other.insert(b"one")
     s.run(DELAY_NS + MS)

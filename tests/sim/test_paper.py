@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tests.sim.script import DELAY_NS, Call, Client, Reader, Stage, stage
 from tests.simulator.kernel import MS, US, S
-from ziplog.wire import Deliver, Forward, Insert, InsertAck, Locate, Refused, Resend
+from ziplog.wire import Deliver, Forward, Insert, InsertAck, Locate, Refused, RelayedInsert, Resend
 
 PRIMARY, BACKUP = "shard-0-0", "shard-0-1"
 
@@ -120,6 +120,7 @@ def test_fig_4_3_b_an_epoch_ends_between_the_two_copies() -> None:
         base = s.fresh_epoch()
         size = s.lease_at(base).epoch_size
         s.hold("alice", PRIMARY, Insert, until=s.now + 1100 * MS)
+        s.lose(BACKUP, PRIMARY, RelayedInsert)
         call = alice.insert(b"A")
         s.run(1050 * MS)
         assert s.guesses(BACKUP) == {b"A": [base]}, "no timeout moves it"
@@ -369,6 +370,7 @@ def guessed_in_an_ending_epoch(s: Stage) -> tuple[Client, Reader, Call, int, int
     base = s.fresh_epoch()
     reader = Reader(s, "reader", base)  # while a reader waits, epochs end with a token
     s.lose("alice", PRIMARY, Insert)
+    s.lose(BACKUP, PRIMARY, RelayedInsert)
     call = alice.insert(b"A")
     s.run(100 * MS)
     assert s.guesses(BACKUP) == {b"A": [base]}

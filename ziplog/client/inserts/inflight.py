@@ -367,6 +367,15 @@ class ShardWindow:
             return unit.retransmit_at
         return max(unit.retransmit_at, self.progress_at + self.retransmit_timeout.ns)
 
+    def partly_acked(self, now: int) -> list[InflightUnit]:
+        """Return the units with overdue acks of some servers only, for which callers wait."""
+        latest = now - self.retransmit_timeout.ns
+        return [
+            unit
+            for unit in self.inflight.values()
+            if unit.last_sent <= latest and 0 < len(unit.acks) < unit.replicas and unit.has_waiter
+        ]
+
     def retire(self, unit: InflightUnit) -> None:
         """Remove a unit after its outcome is known."""
         del self.inflight[unit.message.seq]

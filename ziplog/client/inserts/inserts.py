@@ -504,9 +504,9 @@ class Inserts:
         assert route is not None, "a window without a route"
         if window.is_blocked_by_view_change and not route.is_unavailable:
             self._resume_after_view_change(window, route)
+        has_located = self._locates[window.shard].poll(self._context, route, window)
         self._copies.retransmit_due(window, route)
         units = window.inflight.values()
-        has_located = self._locates[window.shard].poll(self._context, route, window)
         if has_located or (
             route.is_unavailable and (window.has_queue or any(u.has_waiter for u in units))
         ):

@@ -73,17 +73,14 @@ class LocateQueries:
 
     def poll(self, context: StepContext, route: Route, window: ShardWindow) -> bool:
         """Locate units if any must be and the interval is over; return whether it sent requests."""
-        is_avoided = window.avoid_until > context.now
         candidates = [
             unit
             for unit in window.inflight.values()
-            if (
-                unit.may_be_stale
-                or must_not_send(unit, route)
-                or (is_avoided and unit.acks and unit.has_waiter)
-            )
-            and not unit.is_absent
+            if (unit.may_be_stale or must_not_send(unit, route)) and not unit.is_absent
         ]
+        if not candidates and context.now < window.avoid_until:
+            candidates = window.partly_acked(context.now)
+            self._backoff = MAX_BACKOFF_NS  # The servers may just be busy.
         if not candidates:
             return False
         longest = (

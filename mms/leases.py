@@ -6,8 +6,9 @@
     starts at once, rate limited to one an epoch and ten a second: other weights
 
 A lease has at least 16 epochs, so that short epochs do not need many commands. Rules: at most one
-proposal is pending. The longer the lease history, the rarer are leases that differ only in weights
-or epochs, so the history stays bounded without a trim. Invariant: `starts` belongs to `last`, the
+proposal is pending, or lost; a lease that is needed at once meanwhile follows its outcome. The
+longer the lease history, the rarer are leases that differ only in weights or epochs, so the history
+stays bounded without a trim. Invariant: `starts` belongs to `last`, the
 last committed lease.
 
 See docs/protocol.md, sections 3 and 13.
@@ -58,6 +59,9 @@ class LeasePlan:
         #: When to propose again if the pending proposal is lost or refused, in ns; None: none is.
         self._retry_at: int | None = None
         self._at_once = True
+        self._is_pending = False
+        #: Another lease is needed at once after the pending proposal.
+        self._is_next_at_once = False
         self._members_at: int | None = None
         #: When the last lease started that cut another one short.
         self._cut_at = 0
@@ -76,6 +80,7 @@ class LeasePlan:
         self.starts = now
         self._retry_at = None
         self._at_once = True
+        self._is_pending = self._is_next_at_once = False
 
     def due_at(
         self, now: int, *, active: bool, other_members: bool, other_weights: bool = False
@@ -124,6 +129,7 @@ class LeasePlan:
         epoch_ms = self._epoch_ms if active else self._idle_ms
         epochs, epoch_size = shape(epoch_ms, self._rtt_ms)
         self._retry_at = now + self._retry_ns
+        self._is_pending, self._is_next_at_once = True, False
         if last is None or (active and last.epoch_ms != epoch_ms) or other_members:
             self._at_once = True
         if other_members:
@@ -153,13 +159,17 @@ class LeasePlan:
             self._at_once = True
 
     def propose_at_once(self) -> None:
-        """Propose the next lease at once, and start it at once: a shard failed or recovered."""
-        self._retry_at = None
+        """Start the next lease at once, and propose it as soon as no other proposal is pending."""
         self._at_once = True
+        if self._is_pending:
+            self._is_next_at_once = True
+        else:
+            self._retry_at = None
 
     def on_refused(self, now: int) -> None:
         """Handle a refused lease: its base state had changed. Propose again soon."""
-        self._retry_at = now + _REFUSED_NS
+        self._retry_at = now + (0 if self._is_next_at_once else _REFUSED_NS)
+        self._is_pending = self._is_next_at_once = False
 
     def on_committed(self, lease: Lease, now: int, *, leading: bool) -> None:
         """Handle a committed lease: it starts after the one before it, or at once.
@@ -172,7 +182,8 @@ class LeasePlan:
         if at_once:
             self._cut_at = now
         self._previous, self.last, self.starts = previous, lease, max(now, ends)
-        self._retry_at, self._at_once = None, False
+        self._retry_at, self._at_once = None, self._is_next_at_once
+        self._is_pending = self._is_next_at_once = False
 
     def on_restored(self, last: Lease | None, now: int) -> None:
         """Take the last lease of a snapshot."""

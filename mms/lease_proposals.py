@@ -237,7 +237,7 @@ class LeaseProposals:
         shards = {member.shard for member in self._plan.members}
         others = bool(changes) or shards != {member.shard for member in members}
         lease = self._plan.propose(members, now, active=self._is_active(now), other_members=others)
-        return [Propose(GrantLease(lease, changes).encode())]
+        return [Propose(GrantLease(lease, changes).encode(), is_urgent=True)]
 
     def _members(self, changes: list[Placement], now: int) -> tuple[Member, ...]:
         dropped = self._reconfiguration.shards_to_drop(now)

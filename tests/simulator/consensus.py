@@ -47,7 +47,7 @@ class Member:
         self.applied = 0
         self._group: Final = group
 
-    def propose(self, command: bytes, term: int) -> None:
+    def propose(self, command: bytes, term: int, **_how: bool) -> None:
         """Propose a command, if this node leads in `term`. `Committed` reports its application."""
         self._group.propose(self, command, term)
 

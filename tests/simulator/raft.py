@@ -81,10 +81,10 @@ class Member:
             on_fatal=self._fail,
         )
 
-    def propose(self, command: bytes, term: int) -> None:
+    def propose(self, command: bytes, term: int, *, is_urgent: bool = False) -> None:
         """Propose a command, if this node leads. The event `Committed` reports its application."""
         if not self.is_gone:
-            self.raft.propose(command, term)
+            self.raft.propose(command, term, is_urgent=is_urgent)
 
     def _report(self, event: Event) -> None:
         if isinstance(event, Committed):

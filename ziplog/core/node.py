@@ -248,6 +248,8 @@ class Propose(Effect, frozen=True, gc=False):
     command: bytes
     #: The term that this node leads in, as far as it knows. Raft drops a command of another term.
     term: int = 0
+    #: Consensus keeps places for it that other commands do not use.
+    is_urgent: bool = False
 
 
 class FailCalls(Effect, frozen=True, gc=False):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of commands proposed and not applied yet.
 MAX_PROPOSALS: Final = 1000
+#: So many of these places are for urgent commands only.
+URGENT_PROPOSALS: Final = 100
 #: Length of the journal, and age in seconds, from which on it is trimmed after a snapshot.
 _COMPACT_ENTRIES: Final = 4096
 _COMPACT_S: Final = 600

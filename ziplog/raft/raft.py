@@ -23,7 +23,7 @@ import pysyncobj.syncobj
 from ziplog.core.node import LeaderChanged, PeersChanged
 from ziplog.errors import ConfigError, UnavailableError
 from ziplog.raft.journal import Journal, JournalError
-from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, join
+from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, URGENT_PROPOSALS, join
 from ziplog.raft.state_machine import Consumer
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class Raft:
         self._status = Status(
             "", is_leader=False, connected=(), term=0, applied=0, entries=0, is_voter=False
         )
-        self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS)
+        self._proposals = threading.BoundedSemaphore(MAX_PROPOSALS - URGENT_PROPOSALS)
+        self._urgent_proposals = threading.BoundedSemaphore(URGENT_PROPOSALS)
         consumer = Consumer(machine, on_event)
         try:
             _check_port_free(bind or nodes[name])
@@ -134,21 +135,24 @@ class Raft:
         """Join the group. Events come from now on."""
         self._thread.start()
 
-    def propose(self, command: bytes, term: int) -> None:
+    def propose(self, command: bytes, term: int, *, is_urgent: bool = False) -> None:
         """Propose a command, if this node leads. `Committed` reports when it was applied, if ever.
 
         `term`: of the last `LeaderChanged` that the node has handled. A command of another term is
         dropped, as is one of a node that does not lead: it may rest on an old state.
+
+        `is_urgent`: the command may use the places that are reserved for such commands.
         """
         assert command, "a command has at least one byte"
         assert len(command) <= MAX_COMMAND, "a command is too long"
-        if self._stopping or not self._proposals.acquire(blocking=False):
+        places = self._urgent_proposals if is_urgent else self._proposals
+        if self._stopping or not places.acquire(blocking=False):
             return
         with self._open_or_closed:
             if not self._is_closed:
-                self._sync.propose_command(command, term, lambda *_: self._proposals.release())
+                self._sync.propose_command(command, term, lambda *_: places.release())
                 return
-        self._proposals.release()
+        places.release()
 
     def status(self) -> Status:
         """Return the state of the group, at most one tick old."""

@@ -26,6 +26,7 @@ from ziplog.core.node import (
     Wakeup,
     WireRecorded,
 )
+from ziplog.core.units import NS_PER_S
 from ziplog.core.wire_use import Release, WireUse
 from ziplog.wire import NotLeader
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of commands that are timed at once.
 _MAX_TIMED: Final = 64
+#: Age from which on a command without a commit gives way to a new one: consensus may have lost it.
+_LOST_NS: Final = 60 * NS_PER_S
 
 
 class Leadership:
@@ -138,15 +141,17 @@ class ServiceNode(ABC):
                 self._on_restored()
         effects, self._effects = self._effects, []
         return [
-            self._of_this_term(effect.command) if type(effect) is Propose else effect
-            for effect in effects
+            self._of_this_term(effect) if type(effect) is Propose else effect for effect in effects
         ]
 
-    def _of_this_term(self, command: bytes) -> Propose:
-        """Return the proposal of a command, and begin to time its commit."""
-        if len(self._proposed_at) < _MAX_TIMED:
-            self._proposed_at.setdefault(command, self._now)
-        return Propose(command, self._leadership.term)
+    def _of_this_term(self, effect: Propose) -> Propose:
+        """Return a proposal in this term, and begin to time its commit."""
+        timed, now = self._proposed_at, self._now
+        if len(timed) == _MAX_TIMED and now >= timed[oldest := next(iter(timed))] + _LOST_NS:
+            del timed[oldest]
+        if len(timed) < _MAX_TIMED:
+            timed.setdefault(effect.command, now)
+        return Propose(effect.command, self._leadership.term, effect.is_urgent)
 
     def _time_commit(self, command: bytes) -> None:
         proposed_at = self._proposed_at.pop(command, None)

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ziplog.core.message import Message
-    from ziplog.runtime.driver_interfaces import EntryStore, InsertPath
+    from ziplog.runtime.driver_interfaces import EntryStore, InsertPath, ProposeCommand
     from ziplog.runtime.transport import Transport
     from ziplog.types import Durability
 
@@ -116,7 +116,7 @@ class Driver:
         insert_path: InsertPath | None = None,
         store_delay_ns: int = 0,
         flush_before_send: bool = False,
-        propose: Callable[[bytes, int], None] | None = None,
+        propose: ProposeCommand | None = None,
         publish: Callable[[bytes], None] | None = None,
         record_wire: Callable[[int], None] | None = None,
         record_level: Callable[[Durability], None] | None = None,
@@ -490,7 +490,7 @@ class Driver:
 
     def _propose_command(self, effect: Propose) -> None:
         assert self._propose is not None, "a node that proposes needs a Raft group"
-        self._propose(effect.command, effect.term)
+        self._propose(effect.command, effect.term, is_urgent=effect.is_urgent)
 
     def _publish_message(self, effect: Publish) -> None:
         assert self._publish is not None, "a node that publishes needs a publisher"

@@ -31,6 +31,14 @@ class EntryStore(Protocol):
         ...
 
 
+class ProposeCommand(Protocol):
+    """Proposes a command of this node, and its term, to a Raft group."""
+
+    def __call__(self, command: bytes, term: int, /, *, is_urgent: bool) -> object:
+        """Propose a command; must not block."""
+        ...
+
+
 class InsertPath(Protocol):
     """A short path for inserts, beside the node's `step` (docs/protocol.md, section 4.2)."""
 

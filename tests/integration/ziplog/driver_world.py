@@ -128,7 +128,7 @@ class World:
             self.node,
             self.transport,  # type: ignore[arg-type]
             store=self.store,
-            propose=lambda command, term: self.story.append(("propose", command, term)),
+            propose=lambda command, term, **_how: self.story.append(("propose", command, term)),
             clock=lambda: self.now,
             on_halt=lambda reason, _: self.halts.append(reason),
             **given,

@@ -11,6 +11,7 @@ from tests.unit.ziplog.bench import TERM, WORD, Bench, Words, entries, snapshot
 from ziplog.raft import codec
 from ziplog.raft.journal import Entry, JournalError
 from ziplog.raft.log_matching import LogMatch, compare
+from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, URGENT_PROPOSALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -375,3 +376,20 @@ def test_entries_are_compared_one_by_one(
     own: list[Entry], came: list[Entry], found: LogMatch | None
 ) -> None:
     assert compare(own, 1, came) == found
+
+
+def test_other_commands_leave_places_for_urgent_ones(bench: Callable[..., Bench]) -> None:
+    node = led(bench)
+    for _ in range(MAX_PROPOSALS + 10):
+        node.raft.propose(b"other", 4)
+    for _ in range(URGENT_PROPOSALS + 10):
+        node.raft.propose(b"urgent", 4, is_urgent=True)
+    node.tick()
+    commands = [entry.command for entry in node.journal.entries]
+    assert commands.count(b"\0other") == MAX_PROPOSALS - URGENT_PROPOSALS
+    assert commands.count(b"\0urgent") == URGENT_PROPOSALS
+    node.acknowledge(node.b, commands.index(b"\0urgent") + 2, term=4)  # one is committed
+    node.tick()
+    node.raft.propose(b"last", 4, is_urgent=True)
+    node.tick()
+    assert node.journal.entries[-1].command == b"\0last"

@@ -3,7 +3,8 @@
     Hello, StatusQuery -- state of this node --> reply at once
     LeaseQuery, CursorQuery -- a read barrier --> reply
     Trim -- a read barrier --> a pending trim (`Trims`) --> reply
-    ChangeRegion, FinishUpgrade that would be refused -- a read barrier --> handled again
+    ChangeRegion, FinishUpgrade, CursorClaim that this state would decide -- a read barrier -->
+    handled again
 
 Rule: a linearizable read waits for a barrier that was proposed after the request arrived.
 Invariant: at most `MAX_PENDING` requests wait. See docs/protocol.md, sections 3 and 8.
@@ -22,6 +23,7 @@ from ziplog.core.view import run_of
 from ziplog.wire import (
     ChangeRegion,
     ClusterInfo,
+    CursorClaim,
     CursorQuery,
     FinishUpgrade,
     LeaseHistory,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from mms.commands import Barrier, SetTrim
     from mms.leases import LeasePlan
-    from mms.read_barriers import OperatorRequest, PendingRead, QueuedRead
+    from mms.read_barriers import DecidedRequest, PendingRead, QueuedRead
     from mms.servers import FailureHandlers, Servers
     from mms.state import ClusterState
     from mms.upgrades import Peers
@@ -68,11 +70,11 @@ class ClientRequests:
         incarnation: int,
         wall_offset_ns: Callable[[], int],
         free_bytes: Callable[[], int | None],
-        handle: Callable[[bytes, OperatorRequest, int], list[Effect]],
+        handle: Callable[[bytes, DecidedRequest, int], list[Effect]],
     ) -> None:
         """Keep these parts; see `MembershipService` for the other arguments.
 
-        `handle` handles an operator's request after a barrier.
+        `handle` handles such a request again after a barrier.
         """
         self._handle: Final = handle
         self._config: Final = config
@@ -193,7 +195,7 @@ class ClientRequests:
             return [Send(src, history)]
         if isinstance(request, CursorQuery):
             return [self.cursors.answer_query(src, request, now)]
-        if isinstance(request, ChangeRegion | FinishUpgrade):
+        if isinstance(request, ChangeRegion | FinishUpgrade | CursorClaim):
             return self._handle(src, request, now)
         if last is None or request.gsn >= last.stop:
             refused = TrimReply(state.cluster, request.request, state.trim, "no-such-position")

@@ -1,6 +1,7 @@
 """Cursors at the leader of the membership service: requests, and which owners are silent.
 
     request --> proposed (moves: `mms.cursor_moves`) --committed--> reply
+    claim of a cursor whose owner is heard --> a read barrier --> refused, then at once
     renewal --> reply at once
 
 Rules: a claim of an owned cursor is proposed only when its owner was silent about it for its lease,
@@ -56,6 +57,8 @@ MAX_COMMANDS: Final = 500
 #: Maximum number of holds that lapse at once: all holds of one length lapse together if a new
 #: leader counted all cursors as used.
 MAX_LAPSES: Final = 64
+#: Maximum number of refused claims that the leader remembers.
+MAX_REFUSED: Final = 1024
 #: The route back to the client, and the number of its request.
 _Waiting = tuple[bytes, int]
 #: What copies of a command have in common.
@@ -85,6 +88,9 @@ class Cursors:
         #: Nothing counts as silent or unused before.
         self._forgiven_at = 0
         self._pending: Final[dict[_Key, _Pending]] = {}
+        #: The nonces of the latest claims that were refused as the cursor was owned. A client that
+        #: waits for a cursor repeats its claim, five times a second.
+        self._refused: Final[dict[bytes, None]] = {}
         self._moves: Final = PendingMoves(state, self._at_us)
         #: Number of requests of pending commands.
         self._waiting_count = 0
@@ -98,15 +104,30 @@ class Cursors:
 
     # --- requests ---
 
+    def would_refuse(self, message: CursorClaim, now: int) -> bool:
+        """Whether to refuse a claim for the first time: a newer leader may have granted it."""
+        is_new = message.nonce not in self._refused and _claim_key(message) not in self._pending
+        return is_new and self._is_owned(message, now)
+
+    def _is_owned(self, message: CursorClaim, now: int) -> bool:
+        """Whether another claim's owner is heard."""
+        cursor = self._state.cursors.get(message.name)
+        if cursor is None or cursor.claim == message.nonce:
+            return False
+        return bool(cursor.owner) and not self._is_silent(cursor, now)
+
     def claim(self, src: bytes, message: CursorClaim, now: int) -> list[Effect]:
-        """Handle a claim; refuse it at once while another owner is heard."""
+        """Handle a claim; refuse it while another owner is heard.
+
+        One that `would_refuse` comes after a read barrier, so that the first refusal is final.
+        """
         cursor = self._state.cursors.get(message.name)
         if cursor is not None and cursor.claim == message.nonce:
             return [self._reply(src, message.request, message.name)]
-        if cursor is not None and cursor.owner and not self._is_silent(cursor, now):
-            pending = self._pending.get(("claim", message.name, message.nonce))
+        if self._is_owned(message, now):
+            pending = self._pending.get(_claim_key(message))
             if pending is None:
-                return [self._reply(src, message.request, message.name, "owned")]
+                return [self._refuse_owned(src, message)]
             self._join(pending, (src, message.request))  # It may still be granted.
             return []
         command = ClaimCursor(
@@ -115,6 +136,12 @@ class Cursors:
             self._at_us(now),
         )  # fmt: skip
         return self._propose((src, message.request), command, now)
+
+    def _refuse_owned(self, src: bytes, message: CursorClaim) -> Effect:
+        self._refused[message.nonce] = None
+        if len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        return self._reply(src, message.request, message.name, "owned")
 
     def _is_silent(self, cursor: Cursor, now: int) -> bool:
         heard_at = max(self._heard_at.get(cursor.name, 0), self._forgiven_at)
@@ -288,7 +315,7 @@ class Cursors:
     def abandon(self) -> list[_Waiting]:
         """Forget all requests; return them: this node no longer leads."""
         every = [one for pending in self._pending.values() for one in pending.requests]
-        for memory in (self._pending, self._heard_at, self._used_at):
+        for memory in (self._pending, self._refused, self._heard_at, self._used_at):
             memory.clear()
         self._waiting_count = 0
         return every + self._moves.abandon()
@@ -300,6 +327,11 @@ class Cursors:
         assert self._waiting_count == pending
         assert len(self) <= MAX_WAITING
         assert len(self._pending) <= MAX_COMMANDS
+        assert len(self._refused) <= MAX_REFUSED
+
+
+def _claim_key(claim: ClaimCursor | CursorClaim) -> _Key:
+    return ("claim", claim.name, claim.nonce)
 
 
 def _key(command: ClaimCursor | ReleaseCursor | EditCursor) -> _Key:
@@ -307,6 +339,6 @@ def _key(command: ClaimCursor | ReleaseCursor | EditCursor) -> _Key:
         case ReleaseCursor():
             return ("release", command.name, command.term)
         case ClaimCursor():
-            return ("claim", command.name, command.nonce)
+            return _claim_key(command)
         case EditCursor():
             return (command.edit, command.name, command.nonce)

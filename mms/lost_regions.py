@@ -1,7 +1,7 @@
 """Lost regions: an operator gives them up, so views of their shards are confirmed without them.
 
-    ChangeRegion(lost) -- a server there was heard within 10 s: a read barrier, then still so
-                       --> RegionChanged (obstacle)
+    ChangeRegion(lost) -- a server there was heard within 10 s, or it is lost already: a read
+                       barrier, then still so --> RegionChanged
     ChangeRegion -- `SetRegionLost` committed --> RegionChanged
     all servers there are up, none of their shards is recovering --> `SetRegionLost` (not lost)
 
@@ -47,15 +47,18 @@ class LostRegions:
 
     # --- requests ---
 
-    def would_refuse(self, message: ChangeRegion, now: int) -> bool:
-        """Whether there is an obstacle; an earlier proposal may still fulfil the request."""
-        is_pending = message.is_lost and message.region not in self._state.lost_regions
-        return is_pending and bool(self._obstacle(message.region, now))
+    def would_answer(self, message: ChangeRegion, now: int) -> bool:
+        """Whether this state decides a request: there is an obstacle, or the region is lost.
+
+        An earlier proposal may still change that, and a newer leader may have.
+        """
+        is_lost = message.region in self._state.lost_regions
+        return message.is_lost and (is_lost or bool(self._obstacle(message.region, now)))
 
     def submit(self, src: bytes, message: ChangeRegion, now: int) -> list[Effect]:
         """Handle an operator's request; the client repeats it until it is answered.
 
-        A request that `would_refuse` comes after a read barrier, so that the refusal is final.
+        One that `would_answer` comes after a read barrier, so that the answer is final.
         """
         answer = self._waiting.answer(src, message)
         if answer is not None:

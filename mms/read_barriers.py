@@ -15,7 +15,7 @@ from typing import Final
 
 from mms.commands import Barrier
 from ziplog.core.units import NS_PER_MS, NS_PER_S
-from ziplog.wire import ChangeRegion, CursorQuery, FinishUpgrade, LeaseQuery, Trim
+from ziplog.wire import ChangeRegion, CursorClaim, CursorQuery, FinishUpgrade, LeaseQuery, Trim
 
 #: Maximum number of waiting requests; more are refused.
 MAX_PENDING: Final = 256
@@ -27,9 +27,10 @@ BURST: Final = 8
 #: shorter time would drop every request just before its barrier is committed.
 _LOST_NS: Final = 10 * NS_PER_S
 
-#: Operators' requests that this state refuses: an earlier proposal may still fulfil them.
-OperatorRequest = ChangeRegion | FinishUpgrade
-QueuedRead = LeaseQuery | Trim | CursorQuery | OperatorRequest
+#: Requests that this state answers as it is: an earlier proposal, or that of a newer leader, may
+#: have another outcome.
+DecidedRequest = ChangeRegion | FinishUpgrade | CursorClaim
+QueuedRead = LeaseQuery | Trim | CursorQuery | DecidedRequest
 #: The route back to the client, and its request.
 PendingRead = tuple[bytes, QueuedRead]
 

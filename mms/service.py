@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mms.commands import AnyCommand, Refusal
-    from mms.read_barriers import OperatorRequest, QueuedRead
+    from mms.read_barriers import DecidedRequest, QueuedRead
     from mms.reconfiguration import AnyChange
     from ziplog.config import ClusterConfig
     from ziplog.core.message import Message
@@ -476,7 +476,7 @@ class MembershipService(ServiceNode):
             self._announce_to_servers(shard)
 
     def _on_change_region(self, src: bytes, message: ChangeRegion) -> None:
-        if self._lost_regions.would_refuse(message, self._now):
+        if self._lost_regions.would_answer(message, self._now):
             self._on_read(src, message)
         else:
             self._effects += self._lost_regions.submit(src, message, self._now)
@@ -487,10 +487,12 @@ class MembershipService(ServiceNode):
         else:
             self._effects += self._upgrades.submit(src, message, self._now)
 
-    def _handle_after_barrier(self, src: bytes, message: OperatorRequest, now: int) -> list[Effect]:
+    def _handle_after_barrier(self, src: bytes, message: DecidedRequest, now: int) -> list[Effect]:
         """Handle a request when all earlier proposals are decided."""
         if isinstance(message, ChangeRegion):
             return self._lost_regions.submit(src, message, now)
+        if isinstance(message, CursorClaim):
+            return self._cursors.claim(src, message, now)
         return self._upgrades.submit(src, message, now)
 
     def _on_node_info(self, src: bytes, message: NodeInfo) -> None:
@@ -523,7 +525,10 @@ class MembershipService(ServiceNode):
     # --- cursors ---
 
     def _on_cursor_claim(self, src: bytes, message: CursorClaim) -> None:
-        self._effects += self._cursors.claim(src, message, self._now)
+        if self._cursors.would_refuse(message, self._now):
+            self._on_read(src, message)
+        else:
+            self._effects += self._cursors.claim(src, message, self._now)
 
     def _on_cursor_moves(self, src: bytes, message: CursorMoves) -> None:
         self._effects += self._cursors.move(src, message, self._now)

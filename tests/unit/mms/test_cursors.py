@@ -112,6 +112,25 @@ def test_owned_cursor_is_refused_until_its_owner_was_silent_for_its_lease() -> N
     assert world.granted(BOB, b"2").term == 2
 
 
+def test_a_former_leader_does_not_refuse_a_claim() -> None:
+    world = Cursors(mms=3)
+    world.granted(lease_ms=60_000)
+    world.is_cut_off = True  # another node leads, the cursor is released, and the claim granted
+    asked = world.claim(BOB, b"2")
+    world.run(S)
+    assert [one for one in world.answers(CursorReply) if one.request == asked] == []
+    world.step(LeaderChanged("mms-1", is_self=False))
+    assert [one.request for one in world.answers(NotLeader)] == [asked]
+
+
+def test_a_client_that_waits_for_a_cursor_costs_one_barrier() -> None:
+    world = Cursors()
+    world.granted(lease_ms=60_000)
+    for _ in range(20):
+        assert world.reply(world.claim(BOB, b"2")).error == "owned"
+    assert world.commands().count("Barrier") == 1
+
+
 def test_claims_and_moves_are_signs_of_life() -> None:
     world = Cursors()
     world.run(5 * S)

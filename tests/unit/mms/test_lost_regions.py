@@ -385,3 +385,12 @@ def test_a_repetition_is_not_refused_while_its_proposal_may_be_committed() -> No
     world.run(100 * MS)
     assert lost(world) == ["a"]
     assert {reply.obstacle for reply in world.answers(RegionChanged)} == {""}
+
+
+def test_a_former_leader_does_not_answer_that_a_region_is_lost() -> None:
+    world = lose_a(started(mms=3))
+    assert change(world) == [""]
+    world.is_cut_off = True  # another node leads: the region came back there, and counts again
+    assert change(world, request=10) == []
+    world.step(LeaderChanged("mms-1", is_self=False))
+    assert [reply.request for reply in world.answers(NotLeader)] == [10]

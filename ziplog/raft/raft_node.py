@@ -53,6 +53,8 @@ _VOTER_STATUS_INTERVAL_S: Final = 1.0
 #: A node hears its leader if it sent something within this many intervals of its heartbeats: less
 #: than the shortest silence after which a node stands for election.
 _HEARD_INTERVALS: Final = 3
+#: Time without a request for another copy of a snapshot that could not be written.
+_SNAPSHOT_RETRY_S: Final = 10.0
 #: Interval between log lines about a node that does not vote yet.
 _NON_VOTER_LOG_INTERVAL_S: Final = 10.0
 
@@ -142,6 +144,8 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         self._voter_statuses: dict[str, VoterStatus | None] = dict.fromkeys(others)
         self._pending_voters: dict[str, PendingVoter] = {}
         self._pieces = bytearray()
+        #: When to request the entries again that only a snapshot has.
+        self._snapshot_retry_at = 0.0
         #: Proposed commands that are not appended: with the term that they count in.
         self._proposed: queue.SimpleQueue[_Proposal] = queue.SimpleQueue()
         #: Time until which this node hears its leader, if no other message comes from it.
@@ -453,6 +457,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
         if self._getLeader() != leader:
             self._SyncObj__raftLeader = leader
             self._pieces.clear()
+            self._snapshot_retry_at = 0.0
         self._SyncObj__setState(_FOLLOWER)
         self._hears_until = time.monotonic() + _HEARD_INTERVALS * self.conf.appendEntriesPeriod
 
@@ -480,7 +485,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
                 self._check_not_committed(leader, previous)
             end = journal.entries[-1].index
             resume = end if previous > end else self._committed
-            self._answer(leader, resume + 1, reset=True)
+            self._answer(leader, resume + 1, reset=time.monotonic() >= self._snapshot_retry_at)
             return
         if found.contradicts:
             first = previous + found.known + 1
@@ -556,6 +561,7 @@ class RaftNode(pysyncobj.syncobj.SyncObj):  # type: ignore[misc] # it has no typ
             fresh.replace(self._snapshot)
         except OSError as error:
             log.warning("cannot write the leader's snapshot (%s); trying again", error)
+            self._snapshot_retry_at = time.monotonic() + _SNAPSHOT_RETRY_S
             return
         self._load(found)
         waiting = self._SyncObj__commandsWaitingCommit

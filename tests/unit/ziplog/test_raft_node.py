@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from typing import TYPE_CHECKING, Any
 
 import pysyncobj.config
 import pytest
 
 from tests.unit.ziplog.bench import TERM, WORD, Bench, Words, entries, snapshot
-from ziplog.raft import codec
+from ziplog.raft import codec, raft_node
 from ziplog.raft.journal import Entry, JournalError
 from ziplog.raft.log_matching import LogMatch, compare
 from ziplog.raft.pysyncobj_adapter import MAX_PROPOSALS, URGENT_PROPOSALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def propose(node: Bench, done: list[bool], term: int | None = None) -> None:
@@ -224,6 +227,26 @@ def test_a_snapshot_with_a_hole_changes_nothing_on_disk(bench: Callable[..., Ben
     assert (answer["success"], answer["reset"], answer["next_node_idx"]) == (False, True, 2)
     assert not (node.directory / "snapshot").exists()
     assert node.terms == [0, 5]
+
+
+def test_a_snapshot_that_a_full_disk_refuses_is_not_requested_at_once(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_encoded: bytes, _path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    node = bench(entries(2, 5))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with monkeypatch.context() as full:
+        full.setattr(raft_node, "store", refuse)
+        node.snapshot(snapshot(9, 5))
+        answers = [node.append(9, 5, 5) for _ in range(3)]
+        assert [(one["success"], one["reset"]) for one in answers] == [(False, False)] * 3
+    now += 10
+    assert node.append(9, 5, 5)["reset"]
+    assert node.snapshot(snapshot(9, 5))["next_node_idx"] == 10
+    assert node.append(9, 5, 5)["success"]
 
 
 def led(bench: Callable[..., Bench]) -> Bench:

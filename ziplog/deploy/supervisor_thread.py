@@ -66,8 +66,8 @@ class SupervisorThread:
         ]
         for handler in supervisor.config.failure_handlers:
             self._transport.connect(handler.name.encode(), handler.endpoint)
-        #: The last seen version of the cluster file (inode, time and size), and when to read it, if
-        #: that is still to be done.
+        #: The last seen version of the cluster file (inode, times and size; a change of its mode
+        #: changes a time), and when to read it, if that is still to be done.
         self._file: tuple[int, ...] | None = None
         self._read_at: int | None = None
         self._start_at = 0
@@ -124,7 +124,7 @@ class SupervisorThread:
         file: tuple[int, ...] = ()
         with contextlib.suppress(OSError):
             found = self._supervisor.path.stat()
-            file = (found.st_ino, found.st_mtime_ns, found.st_size)
+            file = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
         now = time.monotonic_ns()
         if file != self._file:
             self._file, self._read_at = file, now + _UNCHANGED_NS

@@ -350,6 +350,26 @@ def test_a_cluster_file_that_the_system_refuses_is_read_later(
     running.kill("shard-1-0")
 
 
+def test_a_cluster_file_that_becomes_readable_is_read(
+    running: Supervisor,
+    supervision: SupervisorThread,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(path: Path) -> None:
+        error = PermissionError(errno.EACCES, "Permission denied")
+        raise ConfigError("cluster file", str(path), "a readable file") from error
+
+    with monkeypatch.context() as denied:
+        denied.setattr(supervisor, "load", refuse)
+        new_shard.next_shard(running.path, {0})
+        wait_until(lambda: NOT_TAKEN in caplog.text, "it is tried")
+    running.path.chmod(0o640)
+    await_start(running, "shard-1-0")
+    supervision.stop()
+    running.kill("shard-1-0")
+
+
 def test_a_cluster_file_is_taken_when_it_is_written_to_its_end(
     running: Supervisor,
     supervision: SupervisorThread,

@@ -200,8 +200,7 @@ class ClientRequests:
         if last is None or request.gsn >= last.stop:
             refused = TrimReply(state.cluster, request.request, state.trim, "no-such-position")
             return [Send(src, refused)]
-        self._trims.start(src, request, now)
-        return []
+        return self._trims.start(src, request, now)
 
     def advance(self, now: int) -> list[Effect]:
         """Advance the pending trims."""

@@ -6,8 +6,9 @@
 
 Rules: only stable positions are trimmed (D45), and, except by force, none that a cursor holds.
 Trims are bounded in number and in time: one that is not done in time gets a reply with what it
-waits for, and the client repeats it. Invariant: a trim in `refusing` is committed. See
-docs/protocol.md, sections 8 and 19.
+waits for, and the client sends another one. A request gets one answer, however often it arrives.
+
+Invariant: a trim in `refusing` is committed. See docs/protocol.md, sections 8 and 19.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ if TYPE_CHECKING:
 _REPLY_NS: Final = 8 * NS_PER_S
 #: Shards or servers that a reply names.
 _NAMED: Final = 8
+#: Maximum number of answers kept for copies of their requests.
+_KEPT_ANSWERS: Final = 256
 #: Interval between repeated `Want` messages.
 _WANT_NS: Final = NS_PER_S // 4
 
 
 class _Trim:
     __slots__ = (
-        "deadline", "force", "gsn", "is_proposed", "phase", "request", "route", "wanted_at"
+        "deadline", "force", "gsn", "is_proposed", "phase", "request", "wanted_at"
     )  # fmt: skip
 
-    def __init__(self, route: bytes, message: Trim, now: int) -> None:
-        self.route, self.request = route, message.request
+    def __init__(self, message: Trim, now: int) -> None:
+        self.request = message.request
         self.gsn, self.force = message.gsn, message.force
         self.deadline = now + _REPLY_NS
         self.phase: Literal["wanting", "committing", "refusing"] = "wanting"
@@ -58,14 +61,21 @@ class Trims:
     def __init__(self, state: ClusterState, servers: Servers) -> None:
         self._state, self._servers = state, servers
         self._pending: dict[tuple[bytes, int], _Trim] = {}
+        #: The latest answers, for late copies of their requests: a trim that a client was refused
+        #: must not be done when the cursor no longer holds.
+        self._answers: Final[dict[tuple[bytes, int], TrimReply]] = {}
         self._want_request = 0
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def start(self, route: bytes, message: Trim, now: int) -> None:
+    def start(self, route: bytes, message: Trim, now: int) -> list[Effect]:
         """Start a client's trim of a leased position; a repeated request changes nothing."""
-        self._pending.setdefault((route, message.request), _Trim(route, message, now))
+        key = (route, message.request)
+        if key in self._answers:
+            return [Send(route, self._answers[key])]
+        self._pending.setdefault(key, _Trim(message, now))
+        return []
 
     def abandon(self) -> list[tuple[bytes, int]]:
         """Forget all trims; return their routes and request numbers."""
@@ -85,9 +95,15 @@ class Trims:
             effects += self._commit(trim)
             answer = self._answer(trim, now)
             if answer is not None:
-                del self._pending[key]
-                effects.append(answer)
+                effects.append(self._finish(key, answer))
         return effects
+
+    def _finish(self, key: tuple[bytes, int], answer: TrimReply) -> Effect:
+        del self._pending[key]
+        self._answers[key] = answer
+        if len(self._answers) > _KEPT_ANSWERS:
+            del self._answers[next(iter(self._answers))]
+        return Send(key[0], answer)
 
     def _want(self, trim: _Trim, now: int) -> list[Effect]:
         if trim.phase != "wanting":
@@ -135,26 +151,22 @@ class Trims:
         """Return the cursor that keeps a trim from being done."""
         return None if trim.force else self._state.cursors.holder(trim.gsn)
 
-    def _answer(self, trim: _Trim, now: int) -> Effect | None:
+    def _answer(self, trim: _Trim, now: int) -> TrimReply | None:
         cluster, committed = self._state.cluster, self._state.trim
         if trim.phase == "refusing" and not self._serving(trim.gsn, now):
-            return Send(trim.route, TrimReply(cluster, trim.request, committed))
+            return TrimReply(cluster, trim.request, committed)
         holder = self._holder(trim)
         # A command that was proposed before the cursor held may be applied once it no longer does.
         if holder is not None and trim.phase != "refusing" and not trim.is_proposed:
             obstacle = f"the cursor {holder.name} holds the records from gsn {holder.position} on"
-            return Send(
-                trim.route,
-                TrimReply(
-                    cluster, trim.request, committed, "not-stable", obstacle, holder.name,
-                    holder.position, holder.owner_text,
-                ),
+            return TrimReply(
+                cluster, trim.request, committed, "not-stable", obstacle, holder.name,
+                holder.position, holder.owner_text,
             )  # fmt: skip
         if now < trim.deadline:
             return None
         obstacle = self._obstacle(trim, now)
-        reply = TrimReply(cluster, trim.request, committed, "not-stable", obstacle)
-        return Send(trim.route, reply)
+        return TrimReply(cluster, trim.request, committed, "not-stable", obstacle)
 
     def _serving(self, gsn: int, now: int) -> list[Server]:
         """Return the servers that may serve trimmed positions, except long silent ones."""

@@ -522,3 +522,24 @@ def test_status_has_the_cursors() -> None:
     world.granted(start=3)
     (cursor,) = world.status()["cursors"]
     assert (cursor["name"], cursor["state"], cursor["gsn"]) == ("x", "owned", 3)
+
+
+def test_a_late_copy_of_a_refused_trim_changes_nothing() -> None:
+    world = Cursors()
+    term = world.granted(start=3).term
+    for server in world.servers:
+        server.frontier = 10
+    world.run(S)
+    trim = Trim(CLUSTER, 77, 7)
+    world.send(trim)
+    world.run(20 * MS)
+    world.reply(world.ask(CursorRelease, "x", term))
+    world.reply(world.ask(CursorEdit, "x", "delete", b"1", 0, 60))
+    world.send(trim)
+    world.run(2 * S)
+    first, copy = world.answers(TrimReply)
+    assert (first.held_by, copy) == ("x", first)
+    assert world.service.state.trim == 0
+    world.send(Trim(CLUSTER, 78, 7))
+    world.run(2 * S)
+    assert world.service.state.trim == 7

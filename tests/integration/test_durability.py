@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.integration.reloading import reload, rewrite
 from tests.waiting import wait_until
 from ziplog import RID_GENESIS
+from ziplog.cli import app
 from ziplog.errors import ConfigError
 from ziplog.local import Cluster
 
@@ -63,6 +65,10 @@ def test_level_is_lowered_with_consent_only(tmp_path: Path) -> None:
         refused = reload(path)
         assert refused.exit_code == 2
         assert "--yes" in refused.stderr
+        restart = ["restart", "--rolling", "--data-dir", str(tmp_path)]
+        refused = CliRunner().invoke(app, restart)
+        assert refused.exit_code == 2
+        assert "config reload" in refused.stderr
         assert status(cluster)["durability"] == "disk"
         done = reload(path, "--yes")
         assert done.exit_code == 0, done.stderr

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ziplog.deploy.supervisor import running_pid
+from ziplog.config import load
+from ziplog.deploy.supervisor import CLUSTER_FILE, running_pid
 from ziplog.errors import ConfigError, DeadlineError, UnavailableError
 from ziplog.status_document import WELL, needed_shards, nodes_of, replicas_of, services_of
 
@@ -75,6 +76,7 @@ class RollingRestart:
             timeout_s: time limit of each node, in seconds.
 
         Raises:
+            ConfigError: the cluster file is not valid, or its durability is lower than the log's.
             UnavailableError: no supervisor runs there, or the cluster does not reply.
 
         """
@@ -88,7 +90,9 @@ class RollingRestart:
         self._supervisor: Final = supervisor
         self._log: Final = log
         self._timeout_s: Final = timeout_s
-        self._order: Final = order(log.cluster())
+        status = log.cluster()
+        _refuse_lower_level(status, data_dir / CLUSTER_FILE)
+        self._order: Final = order(status)
 
     def run(self, names: Sequence[str], on_done: Callable[[str, float], object]) -> None:
         """Restart the nodes `names`, or all if there are none, one after the other.
@@ -186,6 +190,17 @@ def _exclusive_lock(data_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _refuse_lower_level(status: dict[str, Any], path: Path) -> None:
+    """Refuse to weaken a log that keeps to `disk`, node by node: that needs consent."""
+    if status["durability"] == "disk" and load(path).durability == "memory":
+        sentence = (
+            f"no node was stopped: {path} says durability = 'memory', but the log keeps to 'disk':"
+            " a power cut could lose records from now on. Restore 'disk' and restart the nodes; to"
+            f" weaken it, set 'memory' then, and run `ziplog config reload {path} --yes`"
+        )
+        raise ConfigError("durability", "memory", "disk", message=sentence)
 
 
 def _reported_pid(status: dict[str, Any], name: str) -> int | None:

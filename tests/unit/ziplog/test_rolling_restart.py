@@ -19,6 +19,7 @@ def node(name: str, **fields: Any) -> dict[str, Any]:
 
 def status() -> dict[str, Any]:
     return {
+        "durability": "memory",
         "mms": [node("m0", leader=True), node("m1"), node("m2")],
         "failure_handlers": [node("f0", leader=True), node("f1")],
         "shards": [

@@ -76,6 +76,17 @@ class LeaseUpdates:
         state = self._state
         if self.check_sender(route, message) and state.cluster in (0, message.cluster):
             state.round_trips.on_echo(route, message.sent_us, now)
+            self._check_round_trip(route)
+
+    def _check_round_trip(self, route: bytes) -> None:
+        """Warn once if the round trip to a membership node is above `rtt_ms`."""
+        found, rtt_ms = self._state.round_trips.too_long_ms(route), self._state.config.limits.rtt_ms
+        if found:
+            self._state.effects.append(LogWarning(
+                f"the round trip to {route.decode()} takes at least {found} ms, but rtt_ms in the"
+                f" cluster file is {rtt_ms}, so time-outs are too short. Set rtt_ms to the longest"
+                " round trip between two machines, and suspicion_ms to at least four times that"
+            ))  # fmt: skip
 
     def on_refused(self, route: bytes, message: Refused) -> None:
         """Warn once if a membership node belongs to another cluster than the data directory."""

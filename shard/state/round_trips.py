@@ -31,6 +31,9 @@ class RoundTrips:
         #: By node: the newest answered one of these. By peer: the samples in ns.
         self._answered: Final[dict[bytes, int]] = {}
         self._samples: Final[dict[bytes, deque[int]]] = {}
+        #: By node: how long the last echoes took, in ns, also those that do not count.
+        self._echoes: Final[dict[bytes, deque[int]]] = {}
+        self._are_reported_too_long = False
         #: The last entry of the measured forward, its time, and the backups that reported it.
         self._forwarded = 0
         self._forwarded_at = -(2**62)
@@ -50,7 +53,17 @@ class RoundTrips:
         if sent_us not in self._sent or sent_us <= self._answered.get(node, -1):
             return
         self._answered[node] = sent_us
+        self._echoes.setdefault(node, deque(maxlen=_KEPT)).append(now - sent_us * 1000)
         self._add(node, now - sent_us * 1000)
+
+    def too_long_ms(self, node: bytes) -> int:
+        """Return the least time of a node's last echoes, once, if all are above `rtt_ms`; or 0."""
+        echoes = self._echoes.get(node, ())
+        if len(echoes) < _KEPT or self._are_reported_too_long:
+            return 0
+        least_ns = min(echoes)
+        self._are_reported_too_long = 2 * least_ns > self._longest_ns
+        return -(-least_ns // NS_PER_MS) if self._are_reported_too_long else 0
 
     def on_restart(self, last: int) -> None:
         """Measure no forward without an entry after `last`: a report of the rest proves nothing."""

@@ -17,7 +17,14 @@ from tests.memory_store import MemoryStore
 from tests.world import CLUSTER, MS, S, first_lease, placements
 from ziplog import wire
 from ziplog.core import view
-from ziplog.core.node import BatchEnd, Broadcast, Received, ReportBadMessage, Wakeup
+from ziplog.core.node import (
+    BatchEnd,
+    Broadcast,
+    LogWarning,
+    Received,
+    ReportBadMessage,
+    Wakeup,
+)
 
 if TYPE_CHECKING:
     from ziplog.core.message import Message
@@ -220,6 +227,29 @@ def test_an_echo_of_another_process_or_cluster_is_no_sample() -> None:
     assert server.half_ms == server.replica.state.round_trips.one_way_ns(b"shard-0-1") == 0
     server.receive(echo)
     assert server.half_ms == 10
+
+
+def warnings(server: Server, took: int) -> list[str]:
+    """Return what the server logs at the answer to its next heartbeat."""
+    sent_us = server.heartbeat().sent_us
+    server.now += took
+    effects = server.receive(wire.Echo(CLUSTER, sent_us))
+    return [effect.text for effect in effects if isinstance(effect, LogWarning)]
+
+
+def test_a_server_warns_once_of_round_trips_above_that_of_the_cluster_file() -> None:
+    server = Server(rtt_ms=50)
+    assert [warnings(server, 51 * MS) for _ in range(7)] == [[]] * 7
+    (warning,) = warnings(server, 130 * MS)
+    assert "to mms-0 takes at least 51 ms, but rtt_ms in the cluster file is 50" in warning
+    assert [warnings(server, 130 * MS) for _ in range(20)] == [[]] * 20
+
+
+def test_a_late_answer_now_and_then_is_no_reason_to_warn() -> None:
+    server = Server(rtt_ms=50)
+    for _ in range(10):
+        assert [warnings(server, 500 * MS) for _ in range(7)] == [[]] * 7
+        assert warnings(server, 50 * MS) == []
 
 
 # --- the head start of a primary ---

@@ -369,11 +369,11 @@ class ShardWindow:
 
     def partly_acked(self, now: int) -> list[InflightUnit]:
         """Return the units with overdue acks of some servers only, for which callers wait."""
-        latest = now - self.retransmit_timeout.ns
+        latest = now - self.retransmit_timeout.undoubled_ns
         return [
             unit
             for unit in self.inflight.values()
-            if unit.last_sent <= latest and 0 < len(unit.acks) < unit.replicas and unit.has_waiter
+            if unit.first_sent <= latest and 0 < len(unit.acks) < unit.replicas and unit.has_waiter
         ]
 
     def retire(self, unit: InflightUnit) -> None:
@@ -390,6 +390,7 @@ class ShardWindow:
         unit.call, unit.outcomes, unit.is_reported = None, (), True
         self.single_units -= unit.is_of_singles
         unit.is_of_singles = False
+        self.retransmit_timeout.reset()  # The shard itself is not slow.
 
     def units_of_older_views(self, view: int) -> dict[InsertCall, list[InflightUnit]]:
         """Return the units of pending calls that were sent in another view than this one."""

@@ -79,7 +79,12 @@ class RetransmitTimeout:
 
     def reset(self) -> None:
         """Undo the doubling: the shard has another view, or answered a further copy."""
-        self.ns = self._from_samples() if self._smoothed else self._initial_ns
+        self.ns = self.undoubled_ns
+
+    @property
+    def undoubled_ns(self) -> int:
+        """The timeout without its doubling."""
+        return self._from_samples() if self._smoothed else self._initial_ns
 
     def _from_samples(self) -> int:
         ns = self._smoothed + 4 * self._variance

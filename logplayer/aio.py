@@ -71,6 +71,9 @@ class Player:
 
     async def stop(self, timeout: float | None = None) -> None:
         """See `logplayer.Player.stop`."""
+        if self._player.is_in_target:  # Here; another thread would wait for this step.
+            self._player.stop(timeout)
+            return
         await _in_thread(lambda: self._player.stop(timeout))
 
     async def status(self, timeout: float | None = None) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Player:
         #: Held while calls are added, and while all of them end.
         self._lock: Final = threading.RLock()
         #: By number: the calls of this program that the node has not answered.
-        self._calls: Final[dict[int, _PendingCall]] = {}
+        self._calls: Final[dict[int, _PendingCall | _PendingStop]] = {}
         self._workers: Final = Workers(self._targets, self._post)
         self._archives: Final = ArchiveRequests(self._on_archive_reply)
         #: Runs the node; None: it does not run yet.
@@ -301,7 +301,8 @@ class Player:
     def stop(self, timeout: float | None = None) -> None:
         """Finish the steps under way, commit the positions, release the tasks. Idempotent.
 
-        In a forked child it does nothing.
+        In a forked child it does nothing. A target's own function may call it: then it returns at
+        once, since the step under way is the one that calls, and `join` waits for the end.
 
         Args:
             timeout: in seconds; 30 if None.
@@ -317,6 +318,9 @@ class Player:
         with self._lock:
             self._is_stopped = True
         if not self._was_started or self._has_ended:
+            return
+        if self.is_in_target:
+            self._stop_later(deadline_ns)
             return
         late: DeadlineError | None = None
         try:
@@ -335,6 +339,21 @@ class Player:
         if self._workers.running:
             names = ", ".join(self._workers.running)
             raise DeadlineError(f"these targets did not close in time: {names}")
+
+    @property
+    def is_in_target(self) -> bool:
+        """Whether this thread runs a step of a target of this player."""
+        return self._workers.has_current_thread
+
+    def _stop_later(self, deadline_ns: int) -> None:
+        """Begin to stop; the reply ends the node's thread."""
+        assert self._thread is not None, "a step ran before the player"
+        number = next(self._numbers)
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._calls[number] = _PendingStop(self._thread)
+        self._post(Call(number, StopCall(deadline_ns)))
 
     def _end(self, timeout_s: float) -> None:
         """End the threads; wait for those of the targets at most for `timeout_s`."""
@@ -532,3 +551,18 @@ class _PendingCall:
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
+
+
+class _PendingStop:
+    """A stop that no thread waits for."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, thread: NodeThread) -> None:
+        self._thread: Final = thread
+
+    def complete(self, result: Any) -> None:
+        """End the player's thread, which calls this."""
+        if isinstance(result, DeadlineError):
+            event_log.warning("the player stopped late", error=str(result))
+        self._thread.stop()

@@ -64,6 +64,12 @@ class Workers:
         """The tasks with a worker that has not ended, sorted."""
         return sorted({worker.task for worker in list(self._running.values())})
 
+    @property
+    def has_current_thread(self) -> bool:
+        """Whether this thread is a worker's."""
+        current = threading.current_thread()
+        return any(worker.thread is current for worker in list(self._running.values()))
+
     def open(self, step: OpenTarget) -> None:
         """Start a worker, or have it open its target again."""
         worker = self._open.get(step.worker)

@@ -181,3 +181,37 @@ def test_a_wait_that_is_cancelled_keeps_no_thread(log: ziplog.Log) -> None:
             assert await playing.join(timeout=1.5) is False
 
     asyncio.run(play())
+
+
+def test_a_function_of_a_target_stops_its_player(log: ziplog.Log) -> None:
+    start, seen = tail(log), []
+
+    def stop(record: Record) -> None:
+        seen.append(record.payload)
+        playing.stop()
+
+    target = targets.function("f", stop, partitions=2)
+    playing = logplayer.Player(log, "stops-itself", [target], start=start)
+    with playing:
+        log.insert_many([b"x", b"y"], keys=[b"same", b"same"])
+        assert playing.join(20), "the stop does not wait for the step that made it"
+    assert seen == [b"x", b"y"], "the step under way ends"
+    cursors = log.cursors("stops-itself/*")
+    assert {cursor.owner for cursor in cursors} == {""}
+    assert max(cursor.position for cursor in cursors) > start, "its effect is committed"
+
+
+def test_a_coroutine_of_a_target_stops_its_player(log: ziplog.Log) -> None:
+    async def stop(_: Record) -> None:
+        await playing.stop()
+
+    target = targets.function("f", stop)
+    playing = logplayer.aio.Player(log, "coroutine-stops", [target], start=tail(log))
+
+    async def play() -> None:
+        async with playing:
+            await asyncio.to_thread(log.insert_many, [b"x"])
+            assert await playing.join(20)
+
+    asyncio.run(play())
+    assert set(owners(log, "coroutine-stops").values()) == {""}

@@ -25,6 +25,7 @@ from ziplog.client.common.requests import (
     WatchClaimRequest,
 )
 from ziplog.client.log_tasks import ignore
+from ziplog.core.node import LogWarning
 from ziplog.core.units import NEVER, NS_PER_MS
 from ziplog.errors import ConfigError, CursorHeldError, TrimmedError
 from ziplog.types import RID_GENESIS
@@ -103,7 +104,7 @@ class Members:
         self._is_running = self._is_probing = False
         self._on_over: Callable[[], None] | None = None
         self._list_at = self._probe_at = calls.now
-        #: Why the last round failed; "": it did not.
+        #: Why a round or a probe failed; "": none did since the last round that succeeded.
         self.error = ""
 
     # --- what the last list said ---
@@ -175,11 +176,18 @@ class Members:
         elif isinstance(result, ConfigError):
             self._on_failure(result)
         elif isinstance(result, Exception):
-            self.error = str(result)
+            self._note_error(result)
         else:
             self.error = ""
             if result:
                 self._list_at = self._calls.now
+
+    def _note_error(self, error: Exception) -> None:
+        """Keep the error of a round or a probe; log it once until the next success."""
+        if not self.error:
+            text = f"this process cannot share the tasks, and tries again: {error}"
+            self._calls.effects.append(LogWarning(text))
+        self.error = str(error)
 
     def _round(self) -> TaskSteps:
         """List the cursors; complete them; return whether that changed any."""
@@ -334,7 +342,7 @@ class Members:
         if self._on_over is not None:
             self._release_if_idle()
         elif isinstance(result, Exception):
-            self.error = str(result)
+            self._note_error(result)
         elif result:
             self._list_at = self._calls.now
 

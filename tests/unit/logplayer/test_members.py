@@ -399,3 +399,18 @@ def test_a_changed_map_counts_from_the_position_of_a_pause_on() -> None:
         gsn: one.payload if gsn < at else b"new " + one.payload
         for gsn, one in world.log.records.items()
     }
+
+
+def test_a_round_that_fails_is_logged_once_until_one_succeeds() -> None:
+    world, [player] = shared(partitions=1, players=1)
+    warnings = player.warnings
+    for outage in (1, 2):
+        world.service.is_down = True
+        world.run(15_000)
+        assert player.node.members.error == "silence"
+        found = [text for text in warnings if "cannot share the tasks" in text]
+        assert len(found) == outage
+        assert found[-1].endswith("silence")
+        world.service.is_down = False
+        world.run(6000)
+        assert not player.node.members.error

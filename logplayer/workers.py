@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ziplog.core.node import Effect, Event
 
 
+#: Maximum number of former workers of a task whose last step is still under way: a target that
+#: hangs keeps no more threads, however often the claim is lost.
+_MAX_ENDING: Final = 3
 #: The greatest position of a log.
 _MAX_GSN: Final = 2**63 - 1
 
@@ -80,6 +83,10 @@ class Workers:
 
     def _start(self, step: OpenTarget) -> _Worker | None:
         number, task = step.worker, step.task
+        if self._count_ending(task.cursor) >= _MAX_ENDING:
+            why = f"{_MAX_ENDING} steps of former claims are still under way: its target hangs"
+            self._post(StepEnded(number, Retry(why)))
+            return None
         worker = _Worker(number, task.cursor, self._specs[task.target], self._post, self._on_end)
         self._running[number] = worker
         try:
@@ -90,6 +97,10 @@ class Workers:
             return None
         self._open[number] = worker
         return worker
+
+    def _count_ending(self, task: str) -> int:
+        running = list(self._running.items())
+        return sum(one.task == task and number not in self._open for number, one in running)
 
     def _on_end(self, number: int) -> None:
         self._running.pop(number, None)

@@ -273,3 +273,23 @@ def test_a_target_may_stop_its_own_workers() -> None:
     bench = Bench(lambda _: bench.workers.stop(1))
     bench.open()
     assert bench.deliver(batch()) is None
+
+
+def test_a_target_that_hangs_keeps_few_threads_however_often_its_claim_is_lost() -> None:
+    release = threading.Event()
+    bench = Bench(lambda _: release.wait(60) and None)
+    for worker in range(1, 4):
+        bench.open(worker)
+        bench.workers.deliver(Deliver(worker, batch()))
+        bench.workers.close(CloseTarget(worker))
+    for worker in range(4, 8):
+        refusal = bench.open(worker)
+        assert isinstance(refusal, Retry)
+        assert "3 steps of former claims are still under way" in str(refusal)
+        bench.workers.close(CloseTarget(worker))
+    assert len(bench.made) == 3
+    release.set()
+    assert sorted(bench.ends.get(timeout=30).worker for _ in range(3)) == [1, 2, 3]
+    wait_until(lambda: not bench.workers.running, "the former workers end")
+    assert bench.open(8) == Opened(5, b"m")
+    bench.workers.stop(30)

@@ -36,8 +36,11 @@ from ziplog.runtime.process_logging import configure
 from ziplog.types import RID_GENESIS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.table import Table
 
+    import ziplog
     from logplayer.contract import TargetSpec
     from logplayer.player import Player
 
@@ -203,7 +206,7 @@ def status(
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh every second until Ctrl-C, also after outages.")
     ] = False,
     json: Json = False,
     timeout: Timeout = 10.0,
@@ -230,13 +233,31 @@ def status(
             _print(shown, json=json)
             while watch:
                 time.sleep(_REFRESH_S)
-                _print(document(log, name, tasks, timeout, say), json=json)
+                later = _read_again(log, name, tasks, timeout, say)
+                if later is not None:
+                    _print(later, json=json)
             return
         with Live(_table(shown), auto_refresh=False, screen=True) as live:
             while True:
-                shown = document(log, name, tasks, timeout, live.console.log)
-                live.update(_table(shown), refresh=True)
+                later = _read_again(log, name, tasks, timeout, live.console.log)
+                if later is not None:
+                    live.update(_table(later), refresh=True)
                 time.sleep(_REFRESH_S)
+
+
+def _read_again(
+    log: ziplog.Log,
+    name: str,
+    tasks: Sequence[tuple[str, int]] | None,
+    timeout: float,
+    warn: Callable[[str], object],
+) -> dict[str, Any] | None:
+    """Return the status document; None: the log does not reply now, as a warning says."""
+    try:
+        return document(log, name, tasks, timeout, warn)
+    except UnavailableError as error:
+        warn(f"the log is asked again: {error}")
+        return None
 
 
 def _print(shown: dict[str, Any], *, json: bool) -> None:

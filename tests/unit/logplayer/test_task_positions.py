@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 import ziplog
-from logplayer.cli import task_positions
+from logplayer.cli import commands, task_positions
+from tests.unit.ziplog.cli.fakes import run
 from ziplog.errors import DeadlineError, TrimmedError
 
 if TYPE_CHECKING:
@@ -120,3 +123,26 @@ def test_the_time_limit_is_that_of_all_calls(show: Any, monkeypatch: pytest.Monk
 def test_trims_meanwhile_move_the_position(show: Any) -> None:
     trimmed = ziplog.RecordId(2, 0)
     assert show(Log(trimmed, trimmed, trims=[4, 6])) == ([4, 4], [])
+
+
+def test_a_watch_goes_on_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [
+        {"tasks": [], "number": 1},
+        DeadlineError("no reply"),
+        {"tasks": [], "number": 3},
+        KeyboardInterrupt(),
+    ]
+
+    def document(*_: object) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(commands, "document", document)
+    monkeypatch.setattr(commands, "connect", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(commands, "_REFRESH_S", 0)
+    result = run("player", "status", "orders", "--watch", "--json")
+    numbers = [json.loads(line)["number"] for line in result.stdout.splitlines()]
+    assert numbers == [1, 3]
+    assert "no reply" in result.stderr

@@ -186,6 +186,17 @@ class Player:
             TrimmedError: a task has no cursor yet, and records from `start` on were trimmed.
 
         """
+        try:
+            self.start_interruptible(timeout)
+        except Exception:
+            raise
+        except BaseException:  # A signal, which must not leave tasks that it has claimed.
+            with contextlib.suppress(ZiplogError):
+                self.stop()
+            raise
+
+    def start_interruptible(self, timeout: float | None = None) -> None:
+        """Start as `start` does; but after a signal handler has raised, `stop` must follow."""
         seconds = arguments.timeout_s(timeout, arguments.DEFAULT_TIMEOUT_S)
         deadline_ns = arguments.deadline_ns(timeout, seconds)
         with self._lock:
@@ -208,10 +219,6 @@ class Player:
             raise
         except Exception:
             self._end(0)
-            raise
-        except BaseException:  # A signal, which must not leave tasks that it has claimed.
-            with contextlib.suppress(ZiplogError):
-                self.stop()
             raise
 
     def _check_sources(self, cluster: int) -> None:

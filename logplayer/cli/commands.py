@@ -97,7 +97,7 @@ def run(
         configure(f"player@{player.name}", log)
         raise_limit()
         spare_collector()
-        player.start(timeout)
+        player.start_interruptible(timeout)
         _print_ready(player)
         player.join()
         for number in _SIGNALS:  # A task has failed, and the stop begins without a signal.

@@ -6,6 +6,7 @@ several lines, if a process ended before its task had moved on.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +29,18 @@ def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
 
     """
     lines = b"".join(msgspec.json.encode(_fields(task, one)) + b"\n" for one in rejected)
-    # One write: processes that append to the same file do not mix their lines.
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        # Processes that append to the same file take turns, so that each can take its lines back.
+        fcntl.flock(file, fcntl.LOCK_EX)
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             lines = b"\n" + lines  # A process died while it wrote the last line.
-        written = os.write(file, lines)
-        while written < len(lines):
-            written += os.write(file, lines[written:])
-        os.fsync(file)
+        try:
+            _write(file, lines)
+        except BaseException:  # As on a full disk: the next attempt writes all lines again.
+            os.ftruncate(file, size)
+            raise
     finally:
         os.close(file)
     # Each time: the process that created the file may have died before this point.
@@ -46,6 +49,13 @@ def append(path: str, task: Task, rejected: Sequence[RejectedRecord]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _write(file: int, lines: bytes) -> None:
+    written = 0
+    while written < len(lines):
+        written += os.write(file, lines[written:])
+    os.fsync(file)
 
 
 def _fields(task: Task, one: RejectedRecord) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _TASK = Task("orders", "db", 0, 1, 9, 2, 5, 0, 7, b"", has_moved=False)
 _REJECTED = [RejectedRecord(Record(RecordId(10, 0), b"payload", None, 1, 0), "it is odd")]
 
 
-def test_a_line_on_a_full_disk_is_written_again_whole_and_the_name_is_stable(
+def test_lines_on_a_full_disk_are_taken_back_and_the_name_is_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, write, fsync = tmp_path / "dead.jsonl", os.write, os.fsync
@@ -44,6 +44,14 @@ def test_a_line_on_a_full_disk_is_written_again_whole_and_the_name_is_stable(
     monkeypatch.setattr(os, "write", write)
     dead_letters.append(str(path), _TASK, _REJECTED)
     assert any(synced), "the directory was never synced"
+    (line,) = path.read_bytes().splitlines()
+    assert msgspec.json.decode(line)["gsn"] == 10
+
+
+def test_lines_follow_one_that_a_process_did_not_end(tmp_path: Path) -> None:
+    path = tmp_path / "dead.jsonl"
+    path.write_bytes(b'{"player":')
+    dead_letters.append(str(path), _TASK, _REJECTED)
     broken, line = path.read_bytes().splitlines()
-    assert len(broken) == 20
+    assert broken == b'{"player":'
     assert msgspec.json.decode(line)["gsn"] == 10

@@ -1,9 +1,10 @@
 """Requests to the membership service, retried until a reply arrives.
 
 A request goes to the presumed leader of the Raft group. `NotLeader` redirects it; without a reply,
-the client sends it to all nodes. Retries keep the request number, so any copy's reply counts. Any
-node answers `Hello`: if the caller allows it, every second one of a client with a region goes to
-the nearest node. The rest go to the leader: a node that lags does not know new views and shards.
+the client sends it to all nodes. Retries keep the request number, so any copy's reply counts. From
+the third copy on, followers forward it to the leader, which the client may not reach. Any node
+answers `Hello`: if the caller allows it, every second one of a client with a region goes to the
+nearest node. The rest go to the leader: a node that lags does not know new views and shards.
 
 Invariant: the client sends nothing when no request is open. See docs/protocol.md, sections 3, 8
 and 20.

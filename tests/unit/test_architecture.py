@@ -138,6 +138,7 @@ CLOCKS = {
     "shard/storage/flusher.py": {"monotonic", "monotonic_ns"},
     "spark_reader/cli.py": {"time_ns"},
     "spark_reader/stream.py": {"monotonic"},
+    "ziplog/archive/sockets.py": {"monotonic"},
     "ziplog/bench/client.py": {"monotonic_ns"},
     "ziplog/bench/processes.py": {"monotonic"},
     "ziplog/cli/check.py": {"time_ns"},

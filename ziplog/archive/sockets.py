@@ -1,25 +1,33 @@
 """Socket functions that both ends of an archive connection use.
 
-Rule: exactly the announced number of bytes is received, within the socket's timeout
-(docs/protocol.md, section 14.2).
+Rule: exactly the announced number of bytes is received. A peer costs a thread only so long: the
+socket's timeout, and the time of the bytes at a low speed (docs/protocol.md, section 14.2).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import socket
 
+#: Speed of a peer that is slow, and not hostile.
+_LEAST_BYTES_PER_S: Final = 64 * 1024
+
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """Return the next `size` bytes.
+    """Return the next `size` bytes. The socket has a timeout.
 
     Raises:
         ConnectionError: the peer closed the connection.
-        TimeoutError: the peer sent nothing within the timeout.
+        TimeoutError: the peer sent nothing within the timeout; or all of it took longer than the
+            timeout and 1 s for each 64 KiB.
 
     """
+    timeout_s = connection.gettimeout()
+    assert timeout_s, "a peer could hold the thread for ever"
+    deadline = time.monotonic() + timeout_s + size / _LEAST_BYTES_PER_S
     content = bytearray(size)
     left = memoryview(content)
     while left:
@@ -27,6 +35,8 @@ def receive(connection: socket.socket, size: int) -> bytearray:
         if not count:
             raise ConnectionResetError("the peer closed the connection")
         left = left[count:]
+        if left and time.monotonic() >= deadline:
+            raise TimeoutError("the peer sends too slowly")
     return content
 
 

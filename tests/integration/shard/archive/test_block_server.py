@@ -397,6 +397,7 @@ def pretending() -> Iterator[Callable[..., ArchiveClient]]:
             with listening:
                 for answer in answers:
                     connection, _ = listening.accept()
+                    connection.settimeout(20)
                     with connection:
                         receive(connection, REQUEST_BYTES)
                         connection.sendall(answer)

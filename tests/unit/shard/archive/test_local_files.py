@@ -183,6 +183,7 @@ class Pretender:
         with self._socket:
             for answers in self._answers:
                 connection, _ = self._socket.accept()
+                connection.settimeout(20)
                 with connection:
                     for answer in answers if isinstance(answers, tuple) else (answers,):
                         self._answer(connection, answer)

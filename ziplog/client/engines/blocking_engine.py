@@ -233,8 +233,10 @@ class BlockingEngine:
         collected = self.owners.collected
         handle, receive = engine.handle, engine.transport.receive
         wait_and_receive = engine.transport.wait_and_receive
-        if not (ticket.done or self._is_closed):
-            engine.catch_up()
+        if not (ticket.done or self._is_closed) and engine.catch_up():
+            # If the ticket is done by now, as at each call of a slow caller, nothing else does it.
+            self._submit_incoming()
+            engine.end_batch()
         while not ticket.done:
             if self._is_closed:
                 raise ClosedError

@@ -183,14 +183,16 @@ class Engine:
             due = self._next_wakeup()
         return None if due is None else max(due - now, 0)
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         """Handle the frames that arrived during a pause of the driver, if a timer is due.
 
-        The timer may stand for a reply that is among them.
+        The timer may stand for a reply that is among them. Returns whether it is due.
         """
         due = self._next_wakeup()
-        if due is not None and self._clock() >= due:
+        is_due = due is not None and self._clock() >= due
+        if is_due:
             self._receive_all()
+        return is_due
 
     def step(self) -> None:
         """Handle the frames that have arrived, and due timers, without waiting."""

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.common.requests import InsertRequest
-from ziplog.client.engines.engine import Engine, pending_error
+from ziplog.client.engines.engine import Engine, internal_error, pending_error
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.signals import SHIELD
 from ziplog.core.units import NEVER
@@ -289,9 +289,18 @@ class AsyncioEngine:
         finally:
             SHIELD.leave(self)
 
+    def _run(self, function: Callable[[], None]) -> None:
+        """Call a function of the loop's; if it fails, the pending calls may never be completed."""
+        try:
+            self.shielded(function)
+        except Exception as error:
+            for number in list(self._futures):
+                self._on_complete(number, internal_error(error))
+            raise  # The loop logs it.
+
     def _readable(self) -> None:
         if not self.is_closed:
-            self.shielded(self._receive)
+            self._run(self._receive)
 
     def _poll_soon(self) -> None:
         """Step the engine in the next iteration."""
@@ -302,7 +311,7 @@ class AsyncioEngine:
     def _poll(self) -> None:
         self._is_poll_due = False
         if not self.is_closed:
-            self.shielded(self._step)
+            self._run(self._step)
 
     def _receive(self) -> None:
         """Process frames that have arrived; it is quick for acks of an insert on the short path."""
@@ -363,7 +372,7 @@ class AsyncioEngine:
     def _timed_out(self) -> None:
         self._timer, self._timer_due = None, NEVER
         if not self.is_closed:
-            self.shielded(self._poll_and_step)
+            self._run(self._poll_and_step)
 
     def _poll_and_step(self) -> None:
         self.engine.transport.poll()

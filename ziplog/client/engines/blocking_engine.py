@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections import deque
@@ -26,7 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ziplog.client.engines.driver_role import DriverRole
-from ziplog.client.engines.engine import Engine
+from ziplog.client.engines.engine import Engine, internal_error
 from ziplog.client.engines.owners import Owners
 from ziplog.client.engines.pending_futures import PendingFutures
 from ziplog.client.engines.signals import SHIELD
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ziplog.types import RecordId
 
 T = TypeVar("T")
+_log: Final = logging.getLogger("ziplog.client")
 
 #: Number of messages between two checks of deadlines and of other threads' calls.
 _BATCH: Final = 256
@@ -266,9 +268,18 @@ class BlockingEngine:
             if request is None:
                 self.engine.cancel(number)
             elif not number or number in self._tickets:
-                self.engine.submit(number, request)
+                self._submit(number, request)
         for request in self.owners.endings():
             self.engine.submit(0, request)
+
+    def _submit(self, number: int, request: Request) -> None:
+        """Submit a call of another thread, which gets the error if the node refuses the call."""
+        try:
+            self.engine.submit(number, request)
+        except Exception as error:
+            if number not in self._tickets:
+                raise
+            self._on_complete(number, error)
 
     def _hand_over_role(self) -> None:
         """Hand the free role to a waiting thread."""
@@ -354,11 +365,23 @@ class BlockingEngine:
         except ClosedError:
             self._fail_all()  # A signal handler may have ended the call that submitted a future.
             return False
+        except Exception as error:  # noqa: BLE001 - the futures get it
+            _log.exception("a step of the client failed")
+            self._fail_futures(error)
         finally:
             self._role.release()
             if self._waiting_threads:
                 self._hand_over_role()
         return True
+
+    def _fail_futures(self, error: Exception) -> None:
+        """Fail the submitted futures after an internal error: none of them may ever be completed.
+
+        No call got the error, because the background thread drove.
+        """
+        for number, ticket in list(self._tickets.items()):
+            if isinstance(ticket, FutureTicket):
+                self._on_complete(number, internal_error(error))
 
     @property
     def has_waiting_threads(self) -> bool:

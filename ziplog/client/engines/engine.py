@@ -58,6 +58,14 @@ def pending_error(count: int, timeout_s: float) -> DeadlineError:
     )
 
 
+def internal_error(error: Exception) -> LocalProtocolError:
+    """Return the error of a call that ends because a step of its client failed."""
+    return LocalProtocolError(
+        f"an internal error of the client ended this call ({type(error).__name__}: {error}); what"
+        " it inserts or changes may have happened"
+    )
+
+
 class Core(Node, Protocol):
     """A node that completes calls: a log's `ClientCore`, or a node around one."""
 

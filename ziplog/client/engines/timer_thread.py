@@ -9,6 +9,7 @@ Rule: the thread keeps no dropped client alive, and ends with the last claim.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from queue import Empty, SimpleQueue
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
             ...
 
 
+_log: Final = logging.getLogger("ziplog.client")
 _INTERVAL_S: Final = 0.1
 
 
@@ -37,6 +39,8 @@ class TimerThread:
         self._lock: Final = threading.Lock()
         self._signal: Final[SimpleQueue[None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        #: The last step failed; the log has its error.
+        self._has_failed = False
 
     def start(self) -> None:
         """Start the thread, if it does not run."""
@@ -53,9 +57,21 @@ class TimerThread:
     def _is_needed(self) -> bool:
         with self._lock:
             engine = self._engine()
-            if engine is None or not engine.step_between_calls():
+            if engine is None or not self._step(engine):
                 self._thread = None
             return self._thread is not None
+
+    def _step(self, engine: Stepped) -> bool:
+        """Step the engine; after an internal error the thread goes on, or the claims would end."""
+        try:
+            is_needed = engine.step_between_calls()
+        except Exception:  # noqa: BLE001 - no call gets it
+            if not self._has_failed:
+                _log.exception("a step of the client failed")
+            self._has_failed = is_needed = True
+        else:
+            self._has_failed = False
+        return is_needed
 
     def stop(self) -> None:
         """Wait for the end of the thread, after its engine was closed."""

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.unit.ziplog.client.fakes import CLIENT, SERVICE
+from tests.waiting import wait_until
 from ziplog.client.client_node import ClientCore
-from ziplog.client.common.requests import Counters, Preferences, ReadRequest, Request
+from ziplog.client.common.requests import (
+    Counters,
+    InsertRequest,
+    Preferences,
+    ReadRequest,
+    Request,
+)
 from ziplog.client.engines.blocking_engine import BlockingEngine
-from ziplog.core.node import Cancelled, Effect, Event, Wakeup
-from ziplog.core.units import NEVER
+from ziplog.core.node import Cancelled, Complete, Effect, Event, Wakeup
+from ziplog.core.units import NEVER, NS_PER_S
+from ziplog.errors import LocalProtocolError
+from ziplog.runtime.clock import now_ns
+from ziplog.types import RID_GENESIS, RecordId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +57,12 @@ class LateCore:
         self.cancelled: list[int] = []
         self.ended: list[Request] = []
         self.wakeups = 0
+        self.is_broken = self.is_refusing = False
+        self.failures = 0
+        self.result: Any = [RecordId(7, 0)]
 
     def step_call(self, number: int, request: Request, _now: int) -> list[Effect]:
+        assert not self.is_refusing, "refused"
         if number:
             self.open.append(number)
         else:
@@ -55,10 +70,19 @@ class LateCore:
         return []
 
     def step(self, event: Event, _now: int) -> list[Effect]:
+        self._fail_if_broken()
         if isinstance(event, Cancelled):
             self.cancelled.append(event.id)
-        self.wakeups += isinstance(event, Wakeup)
-        return []
+        if not isinstance(event, Wakeup):
+            return []
+        self.wakeups += 1
+        completed, self.open = self.open, []
+        return [Complete(number, self.result) for number in completed]
+
+    def _fail_if_broken(self) -> None:
+        if self.is_broken:
+            self.failures += 1
+            raise AssertionError("broken")
 
     def step_ack(self, *_: object) -> list[Effect]:
         return []
@@ -73,11 +97,12 @@ def _late(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BlockingEngine, Lat
     engine = BlockingEngine(core)
 
     def receive_all() -> None:
-        while core.open:
-            engine._on_complete(core.open.pop(), None)
+        while core.open and not core.is_broken:
+            engine._on_complete(core.open.pop(), core.result)
 
     monkeypatch.setattr(engine.engine, "_receive_all", receive_all)
     yield engine, core
+    core.is_broken = False
     engine.close()
 
 
@@ -97,3 +122,40 @@ def test_a_late_client_runs_its_timers(late: tuple[BlockingEngine, LateCore]) ->
     engine, core = late
     engine.call(ReadRequest(NEVER, 2))
     assert core.wakeups == 1
+
+
+def insert() -> InsertRequest:
+    return InsertRequest(now_ns() + 60 * NS_PER_S, [b"x"], RID_GENESIS, None, 0)
+
+
+def test_an_internal_error_fails_the_futures(late: tuple[BlockingEngine, LateCore]) -> None:
+    """The thread that met the error goes on, and completes later futures."""
+    engine, core = late
+    core.is_broken = True
+    for _ in range(2):
+        with pytest.raises(LocalProtocolError, match=r"AssertionError: broken.*may have happened"):
+            engine.submit_insert(insert()).result(30)
+    core.is_broken = False
+    assert engine.submit_insert(insert()).result(30) == RecordId(7, 0)
+
+
+def test_a_call_that_cannot_start_fails(late: tuple[BlockingEngine, LateCore]) -> None:
+    """Whichever thread starts it."""
+    engine, core = late
+    core.is_refusing = True
+    future = engine.submit_insert(insert())
+    with pytest.raises(AssertionError, match="refused"):
+        future.result(30)
+    with ThreadPoolExecutor() as pool:
+        future = pool.submit(engine.submit_insert, insert()).result(30)
+    with pytest.raises(AssertionError, match="refused"):
+        future.result(30)
+
+
+def test_an_internal_error_does_not_end_the_timers(late: tuple[BlockingEngine, LateCore]) -> None:
+    engine, core = late
+    core.has_claims = core.is_broken = True
+    engine.drive_timers()
+    wait_until(lambda: core.failures > 1, "the timers ran again after an error")
+    core.is_broken = False
+    wait_until(lambda: core.wakeups > 0, "the timers run again")

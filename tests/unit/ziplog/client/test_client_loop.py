@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from ziplog.client.common.requests import InsertRequest, TailRequest
 from ziplog.client.engines import asyncio_engine as loops
 from ziplog.client.engines.asyncio_engine import AsyncioEngine
 from ziplog.core.units import NEVER
-from ziplog.errors import ClosedError
+from ziplog.errors import ClosedError, LocalProtocolError
 from ziplog.types import RecordId
 
 if TYPE_CHECKING:
@@ -369,5 +370,24 @@ def test_loop_does_other_work_between_batches_of_frames() -> None:
         await rounds(5)
         assert not engine.frames
         assert engine.polls == 1
+
+    run(body)
+
+
+def test_an_internal_error_fails_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop logs the error, and the client goes on."""
+
+    async def body(driver: AsyncioEngine, engine: Fake) -> None:
+        logged: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: logged.append(str(context["exception"])))
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "end_batch", Mock(side_effect=AssertionError("broken")))
+            with pytest.raises(LocalProtocolError, match="AssertionError: broken"):
+                await driver.call(REQUEST)
+        assert logged == ["broken"]
+        _, future = driver.submit(REQUEST)
+        engine.arrive(2)
+        assert await future == "answer"
 
     run(body)

@@ -52,7 +52,9 @@ class SettledPrefix(StreamSet[FrontierStream]):
         self._state: Literal["resting", "surveying", "following"] = "resting"
         #: The highest position that a call waits for.
         self.wanted = 0
-        #: The shard that owns the position; None: unknown.
+        #: The highest position that a call waited for and that a shard certainly has.
+        self._near = 0
+        #: The shard that owns the wanted position; None: unknown.
         self._owner: int | None = None
         #: The highest position that the shards were asked for, and when to ask for a higher one.
         self._asked = 0
@@ -83,6 +85,8 @@ class SettledPrefix(StreamSet[FrontierStream]):
         self._idle_since = NEVER
         if gsn > self.wanted:
             self.wanted, self._owner = gsn, owner
+        if owner is not None or gsn < self._leases.known.stop:
+            self._near = max(self._near, gsn)
         self.is_dirty = True
 
     def lower(self, gsn: int) -> None:
@@ -196,8 +200,11 @@ class SettledPrefix(StreamSet[FrontierStream]):
 
     def _ask(self) -> None:
         """Ask the shards that have not passed the wanted position; share one question each."""
-        wanted, context = self.wanted, self._context
-        if self._streams and wanted > self._asked:
+        wanted, owner, context = self.wanted, self._owner, self._context
+        if wanted >= self._leases.known.stop and self.position <= self._near < wanted:
+            # Perhaps no shard has the wanted position yet: then primaries ignore the question.
+            wanted, owner = self._near, None
+        if self._streams and wanted != self._asked:
             if context.now < self._ask_at:
                 context.set_timer(self._ask_at)
                 return
@@ -206,8 +213,8 @@ class SettledPrefix(StreamSet[FrontierStream]):
                 self._ask_at = context.now + _PAUSE_NS * len(self._streams)
         for shard, stream in self._streams.items():
             if stream.frontier <= wanted:
-                stream.grant(wanted, known=shard == self._owner)
-                if shard != self._owner:
+                stream.grant(wanted, known=shard == owner)
+                if shard != owner:
                     stream.send_want(wanted)
 
     # --- time ---

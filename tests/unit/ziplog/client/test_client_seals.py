@@ -385,6 +385,24 @@ def test_position_that_no_shard_has_does_not_hide_those_of_later_calls(others: i
     assert all(harness.answers.pop(call) == RecordId(5, 0) for call in waiting)
 
 
+def test_position_that_no_shard_has_hides_no_other_while_it_waits() -> None:
+    harness = following()
+    far = harness.seal(10**6, 60 * S)
+    harness.pass_time(100 * MS)
+    assert 10**6 in {m.gsn for _, m in harness.take(wire.Want)}
+    near = harness.seal(5, 30 * S)
+    harness.pass_time(100 * MS)
+    assert 5 in {m.gsn for _, m in harness.take(wire.Want)}
+    harness.pass_time(S)
+    assert {m.gsn for _, m in harness.take(wire.Want)} == {5}
+    harness.deliver(0, 7)
+    harness.deliver(1, 6)
+    assert harness.answers.pop(near) == RecordId(5, 0)
+    harness.pass_time(S)
+    assert {m.gsn for _, m in harness.take(wire.Want)} == {10**6}
+    assert far not in harness.answers
+
+
 def test_append_that_is_not_sealed_says_where_the_record_is() -> None:
     harness = following()
     call = harness.append(b"x", timeout=S)
